@@ -1,0 +1,102 @@
+"""The rows of the hook table that apply on CPU only."""
+
+from __future__ import annotations
+
+from sglang_ddtree.hooks import Contact, K, S
+
+P = "sglang_ddtree.cpu.patches."
+
+CPU_CONTACTS: tuple[Contact, ...] = (
+    Contact(
+        S + "arg_groups.speculative_hook._handle_dflash",
+        "server_args",
+        "refuses CPU",
+        "around",
+        P + "handle_dflash",
+        "cpu",
+    ),
+    Contact(
+        S + "entrypoints.engine._set_envs_and_config",
+        "server_args",
+        "children are spawned and import SGLang again",
+        "after",
+        P + "use_fork",
+        "cpu",
+    ),
+    Contact(
+        S + "model_executor.model_runner.ModelRunner._extend_forward_kwargs",
+        "self forward_batch pp_proxy_tensors",
+        "casts embeddings to bf16",
+        "after",
+        P + "keep_embedding_dtype",
+        "cpu",
+    ),
+    Contact(
+        S + "mem_cache.memory_pool.MHATokenToKVPool._init_kv_copy_and_warmup",
+        "self",
+        "warms up a copy kernel without a CPU form",
+        "replace",
+        P + "init_kv_copy",
+        "cpu",
+    ),
+    Contact(
+        S + "managers.schedule_batch.set_mamba_track_indices_from_reqs",
+        "batch track_positions",
+        "pins memory, which needs a driver",
+        "replace",
+        P + "set_mamba_track_indices",
+        "cpu",
+    ),
+    Contact(
+        K + "mamba.mamba_state_scatter_triton.track_mamba_states_if_needed",
+        "conv_states ssm_states cache_indices mamba_track_mask mamba_track_indices batch_size check_freed_slots",
+        "Triton kernel",
+        "replace",
+        P + "track_states",
+        "cpu",
+    ),
+    Contact(
+        K + "mamba.mamba_state_scatter_triton.track_mamba_states_all_layers",
+        "conv_states_pool ssm_states_pool cache_indices mamba_track_mask mamba_track_indices batch_size check_freed_slots",
+        "Triton kernel",
+        "replace",
+        P + "track_states_all_layers",
+        "cpu",
+    ),
+    Contact(
+        S + "distributed.device_communicators.pynccl.PyNcclCommunicator.__init__",
+        "self group device library_path is_symmetric_memory_enabled",
+        "believes itself usable on CPU",
+        "around",
+        P + "pynccl_init",
+        "cpu",
+    ),
+    Contact(
+        S + "distributed.parallel_state.GroupCoordinator.all_gather_into_tensor",
+        "self output input",
+        "its operator is registered for CUDA only",
+        "around",
+        P + "all_gather_into_tensor",
+        "cpu",
+    ),
+    Contact(K + "attention.fla.layernorm_gated._use_cpu", None, "True only with AMX", "attr", None, "cpu"),
+    Contact(
+        S + "speculative.draft_worker_common._SUPPORTED_DRAFT_BACKENDS",
+        None,
+        "lacks torch_native",
+        "attr",
+        None,
+        "cpu",
+    ),
+    Contact(
+        S + "layers.attention.attention_registry.ATTENTION_BACKENDS",
+        None,
+        "torch_native lacks the drafter's block forward",
+        "attr",
+        None,
+        "cpu",
+    ),
+    Contact(
+        "sgl_kernel.mamba.chunk_gated_delta_rule_cpu", None, "returns no chunk states", "attr", None, "cpu"
+    ),
+)

@@ -1,0 +1,171 @@
+"""ServerArgs with the two DDTREE flags, and every check that can refuse a start before weights load."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING
+
+from sglang.srt.arg_groups.arg_utils import NS, A, Arg
+from sglang.srt.server_args import ServerArgs
+
+if TYPE_CHECKING:
+    from sglang.srt.speculative.dflash_utils import DFlashDraftConfig
+
+ALGORITHM = "DDTREE"
+DEFAULT_BUDGET = 15
+DEFAULT_CAP = 8
+GPU_ATTENTION_BACKENDS = ("triton", "flashinfer", "fa3")
+
+
+class DDTreeConfigError(ValueError):
+    """A flag or checkpoint that DDTREE cannot serve; the message is one line that names it and the remedy."""
+
+
+def _whole_number(text: str) -> int | str:
+    """argparse type: keeps what is not a number, so that the check below can name the flag in one line."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+@dataclasses.dataclass
+class DDTreeServerArgs(ServerArgs):
+    speculative_ddtree_budget: A[
+        int,
+        Arg(
+            help="DDTREE: how many draft nodes one verify step checks beside the root (N = budget + 1 rows); "
+            "more nodes accept more tokens a step, each costs a row of the verify forward.",
+            type_parser=_whole_number,
+        ),
+        NS("spec"),
+    ] = DEFAULT_BUDGET
+    speculative_ddtree_topk_cap: A[
+        int,
+        Arg(
+            help="DDTREE: at each depth only this many of the drafter's most probable tokens may become nodes.",
+            type_parser=_whole_number,
+        ),
+        NS("spec"),
+    ] = DEFAULT_CAP
+
+    def __post_init__(self):
+        if self.is_ddtree():
+            check_flags(self)
+        super().__post_init__()
+
+    @classmethod
+    def from_cli_args(cls, args):
+        try:
+            return super().from_cli_args(args)
+        except DDTreeConfigError as e:
+            print(f"error: {e}", file=sys.stderr, flush=True)
+            raise SystemExit(2) from None
+
+    def is_ddtree(self) -> bool:
+        return (self.speculative_algorithm or "").upper() == ALGORITHM
+
+    def _handle_cpu_backends(self):
+        """On CPU the hybrid prefix cache would fall back to `no_buffer`, which turns overlap scheduling off."""
+        super()._handle_cpu_backends()
+        if self.device != "cpu":
+            return
+        if self.attention_backend == "intel_amx":
+            self.attention_backend = "torch_native"
+        if self.mamba_radix_cache_strategy == "auto":
+            self.mamba_radix_cache_strategy = "extra_buffer"
+
+
+def check_flags(args: DDTreeServerArgs) -> None:
+    """Checks that need no model. Raises DDTreeConfigError."""
+    for flag, value in (
+        ("--speculative-ddtree-budget", args.speculative_ddtree_budget),
+        ("--speculative-ddtree-topk-cap", args.speculative_ddtree_topk_cap),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise DDTreeConfigError(f"{flag}: {value!r} is not a whole number of at least 1")
+    if args.speculative_draft_model_path is None:
+        raise DDTreeConfigError("--speculative-draft-model-path: DDTREE needs a DFlash drafter; name its folder")
+    if args.speculative_num_draft_tokens is not None:
+        raise DDTreeConfigError(
+            "--speculative-num-draft-tokens: DDTREE derives it from --speculative-ddtree-budget; leave it out"
+        )
+    refused = (
+        ("--pp-size", args.pp_size != 1, "use --tp-size"),
+        ("--enable-dp-attention", args.enable_dp_attention, "leave it out"),
+        ("--enable-lora", bool(args.enable_lora or args.lora_paths), "serve merged weights"),
+        ("--page-size", args.page_size not in (None, 1), "use --page-size 1"),
+        ("--speculative-eagle-topk", args.speculative_eagle_topk not in (None, 1), "use --speculative-ddtree-topk-cap"),
+        ("--speculative-draft-window-size", args.speculative_draft_window_size is not None, "leave it out"),
+        ("--speculative-adaptive", bool(args.speculative_adaptive), "leave it out"),
+        ("--enable-linear-replayssm", args.enable_linear_replayssm, "leave it out; DDTREE keeps no snapshots"),
+        ("--enable-linear-replayssm-spec", args.enable_linear_replayssm_spec, "leave it out; DDTREE keeps no snapshots"),
+        ("--enable-return-hidden-states", args.enable_return_hidden_states, "leave it out"),
+        ("--disaggregation-mode", args.disaggregation_mode != "null", "leave it out"),
+        (
+            "--mamba-radix-cache-strategy",
+            args.mamba_radix_cache_strategy not in ("auto", "extra_buffer") and not args.disable_radix_cache,
+            "use extra_buffer, or --disable-radix-cache",
+        ),
+    )
+    for flag, is_set, remedy in refused:
+        if is_set:
+            raise DDTreeConfigError(f"{flag}: not supported with DDTREE; {remedy}")
+
+
+def check_backends(args: DDTreeServerArgs) -> None:
+    """Checks the attention backend and page size that SGLang resolved. Raises DDTreeConfigError."""
+    from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
+
+    view = resolved_view(args)
+    supported = ("torch_native",) if args.device == "cpu" else GPU_ATTENTION_BACKENDS
+    for backend in {b for b in attention_backends_of(view) if b is not None}:
+        if backend not in supported:
+            raise DDTreeConfigError(
+                f"--attention-backend: {backend} is not supported with DDTREE on {args.device}; use {' or '.join(supported)}"
+            )
+    if view.page_size not in (None, 1):
+        raise DDTreeConfigError("--page-size: not supported with DDTREE; use --page-size 1")
+
+
+def check_pair(args: DDTreeServerArgs) -> DFlashDraftConfig:
+    """Checks the drafter's config against the target's; returns the drafter's. Raises DDTreeConfigError."""
+    from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    flag, path = "--speculative-draft-model-path", args.speculative_draft_model_path
+    try:
+        hf_draft = get_config(path, trust_remote_code=args.trust_remote_code, revision=args.speculative_draft_model_revision)
+        draft = parse_dflash_draft_config(draft_hf_config=hf_draft)
+    except Exception as e:
+        reason = str(e).strip().splitlines()[0]
+        raise DDTreeConfigError(f"{flag}: no usable DFlash config in {path} ({reason})") from e
+
+    dflash = getattr(hf_draft, "dflash_config", None) or {}
+    target = args.get_model_config()
+    draft_text = getattr(hf_draft, "text_config", None) or hf_draft
+    if draft.block_size is None or draft.block_size < 2:
+        raise DDTreeConfigError(f"{flag}: config of {path} has no block_size of at least 2; use a DFlash drafter")
+    if dflash.get("mask_token_id") is None and dflash.get("mask_token") is None:
+        raise DDTreeConfigError(f"{flag}: config of {path} names no dflash_config.mask_token_id; use a DFlash drafter")
+    if args.speculative_dflash_block_size not in (None, draft.block_size):
+        raise DDTreeConfigError(
+            f"--speculative-dflash-block-size: {args.speculative_dflash_block_size} differs from the drafter's {draft.block_size}; leave it out"
+        )
+    for field, have, want in (
+        ("hidden_size", draft_text.hidden_size, target.hf_text_config.hidden_size),
+        ("vocab_size", draft_text.vocab_size, target.vocab_size),
+    ):
+        if have != want:
+            raise DDTreeConfigError(f"{flag}: {field} {have} of {path} differs from the target's {want}; use its own drafter")
+    cap, rows = args.speculative_ddtree_topk_cap, args.speculative_ddtree_budget + 1
+    if cap > target.vocab_size:
+        raise DDTreeConfigError(
+            f"--speculative-ddtree-topk-cap: {cap} is above the vocabulary size {target.vocab_size}; use at most that"
+        )
+    if rows > target.context_len:
+        raise DDTreeConfigError(
+            f"--speculative-ddtree-budget: budget + 1 = {rows} rows exceed the context length {target.context_len}; use a smaller budget"
+        )
+    return draft

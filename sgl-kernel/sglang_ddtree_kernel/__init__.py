@@ -1,0 +1,1 @@
+"""Operators of draft-tree speculative decoding, a module each; their specifications are in `reference/`."""

@@ -1,0 +1,53 @@
+"""Causal depthwise convolution of a GatedDeltaNet layer along the paths of a draft tree."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_ddtree_kernel.reference import conv1d_tree as reference
+
+
+def conv1d_tree(
+    x: torch.Tensor,
+    conv_states: torch.Tensor,
+    slots: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    parents: torch.Tensor,
+    activation: str | None = "silu",
+) -> torch.Tensor:
+    """Convolve every row with its W-1 nearest ancestors, continued by the committed window.
+
+    The pool stays as it is.
+
+    Args:
+        x: [bs, N, D], inputs of the rows; row 0 is the root.
+        conv_states: [slots, D, >= W-1], the committed windows in the first W-1 columns, oldest first.
+        slots: int [bs]; < 0 for padded requests, whose window counts as zeros.
+        weight: [D, W], 2 <= W <= 4, newest tap last. bias: [D] or None.
+        parents: int [bs, N]; -1 at the root and at invalid rows, which then convolve as if they were roots.
+        activation: "silu" or None.
+
+    Returns:
+        y [bs, N, D] in x's dtype, computed in fp32.
+
+    Raises:
+        ValueError: a shape or option does not fit.
+    """
+    if x.ndim != 3:
+        raise ValueError(f"x must be [bs, N, D], got {list(x.shape)}")
+    bs, num_rows, dim = x.shape
+    if weight.ndim != 2 or weight.shape[0] != dim or not 2 <= weight.shape[1] <= 4:
+        raise ValueError(f"weight must be [{dim}, 2..4], got {list(weight.shape)}")
+    committed = weight.shape[1] - 1
+    if conv_states.ndim != 3 or conv_states.shape[1] != dim or conv_states.shape[2] < committed:
+        raise ValueError(f"conv_states must be [slots, {dim}, >= {committed}], got {list(conv_states.shape)}")
+    if slots.shape != (bs,):
+        raise ValueError(f"slots must be [{bs}], got {list(slots.shape)}")
+    if bias is not None and bias.shape != (dim,):
+        raise ValueError(f"bias must be [{dim}], got {list(bias.shape)}")
+    if parents.shape != (bs, num_rows):
+        raise ValueError(f"parents must be [{bs}, {num_rows}], got {list(parents.shape)}")
+    if activation not in ("silu", None):
+        raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
+    return reference.conv1d_tree(x, conv_states, slots, weight, bias, parents, activation)

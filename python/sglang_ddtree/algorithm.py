@@ -66,6 +66,17 @@ class DDTreeAlgorithm(CustomSpecAlgo):
             )
 
 
+def validate_request(original, req, enable_overlap: bool) -> str | None:
+    """Hook around DFLASH's admission check: the message of a refused request, or None."""
+    from sglang.srt.runtime_context import get_server_args
+
+    if (get_server_args().speculative_algorithm or "").upper() != ALGORITHM:
+        return original(req, enable_overlap)
+    if req.return_hidden_states:
+        return "return_hidden_states is not supported with DDTREE; leave it out"
+    return None
+
+
 def register() -> None:
     """Registers DDTREE with SGLang. Call once a process."""
 

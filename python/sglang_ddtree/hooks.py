@@ -69,6 +69,13 @@ CONTACTS: tuple[Contact, ...] = (
         "self device spec_algo req_to_token_pool needs_cpu_seq_lens needs_confidence_relay",
         "the scheduler asks the algorithm for its relay buffer",
     ),
+    Contact(
+        S + "speculative.dflash_utils.validate_dflash_request",
+        "req enable_overlap",
+        "DDTREE returns log-probs, which stock DFLASH refuses",
+        "around",
+        "sglang_ddtree.algorithm.validate_request",
+    ),
     # --- worker
     Contact(
         S + "speculative.dflash_worker_v2.DFlashWorkerV2.__init__",

@@ -14,6 +14,7 @@ def register() -> None:
     if hooks.on_cpu():
         from sglang_ddtree.cpu import patches
 
+        patches.tune_process()
         patches.install_constants()
     hooks.install()
     engine.Engine.server_args_class = DDTreeServerArgs

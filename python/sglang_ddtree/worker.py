@@ -28,6 +28,7 @@ from sglang_ddtree.draft.block import draft_block_batch
 from sglang_ddtree.draft.head import DraftHead
 from sglang_ddtree.verify.grammar import tree_links
 from sglang_ddtree.verify.input import DDTreeVerifyInput
+from sglang_ddtree.verify.penalties import OutputPenalties, is_penalised
 from sglang_ddtree.verify.sample import adjust_logits, target_tokens
 from sglang_ddtree.verify.stash import GdnStash
 
@@ -60,6 +61,7 @@ class DDTreeWorker(DFlashWorkerV2):
         self._refuse_sliding_window(model)
         self.head = DraftHead(model.lm_head, server_args.speculative_ddtree_topk_cap, get_tp_group())
         self.stash: GdnStash | None = None
+        self.penalties: OutputPenalties | None = None
         self._offsets = torch.arange(self.width, device=self.device)
 
     @staticmethod
@@ -93,6 +95,7 @@ class DDTreeWorker(DFlashWorkerV2):
             positions=positions,
         )
         result.logits_output.hidden_states = None  # the scheduler would copy it to the host
+        self._begin_penalties(batch, result.next_token_ids)
         result.next_draft_input = self._make_next_draft_input_prefill(
             bonus_tokens=result.next_token_ids, seq_lens=batch.seq_lens
         )
@@ -112,11 +115,13 @@ class DDTreeWorker(DFlashWorkerV2):
             batch=None, forward_batch=verify_batch, is_verify=True, skip_attn_backend_init=True
         ).logits_output
 
-        tokens = self._target_tokens(batch, out.next_token_logits, verify_input.positions, grammar_tree, grammar_barrier)
+        tokens = self._target_tokens(batch, out.next_token_logits, verify_input, grammar_tree, grammar_barrier)
         accepted = accept_tree(tree, tokens, slots[:, : self.num_rows].contiguous(), self.horizon)
         if batch.return_logprob:
             self._logprobs(batch, out, tokens, accepted)
         self._commit_target(batch, accepted)
+        if self.penalties is not None:
+            self.penalties.advance(accepted, batch.req_pool_indices.long())
         new_seq_lens = seq_lens + accepted.lens
         if on_publish is not None:
             on_publish(new_seq_lens)
@@ -182,17 +187,28 @@ class DDTreeWorker(DFlashWorkerV2):
         batch.seq_lens_cpu, batch.seq_lens_sum = host_lens
         return verify_input, verify_batch
 
-    def _target_tokens(self, batch, logits, positions, grammar_tree, grammar_barrier) -> torch.Tensor:
+    def _begin_penalties(self, batch: ScheduleBatch, first_tokens: torch.Tensor) -> None:
+        if self.penalties is None:
+            if not any(map(is_penalised, batch.reqs)):
+                return
+            num_slots = self.model_runner.req_to_token_pool.req_to_token.shape[0]
+            vocab_size = self.model_runner.model_config.vocab_size
+            self.penalties = OutputPenalties(num_slots, vocab_size, self.device)
+        self.penalties.begin(batch, first_tokens)
+
+    def _target_tokens(self, batch, logits, verify_input, grammar_tree, grammar_barrier) -> torch.Tensor:
         """The target's token after every row, int64 [bs, N]."""
         info = batch.sampling_info
-        adjust_logits(logits, info, self.num_rows)
+        if self.penalties is not None and any(map(is_penalised, batch.reqs)):
+            self.penalties.apply(logits, verify_input.tree, batch.req_pool_indices.long())
         if grammar_tree is not None:
             mask = build_grammar_vocab_mask(
                 reqs=batch.reqs, tree=grammar_tree, sampling_info=info, device=logits.device, barrier=grammar_barrier
             )
             if mask is not None:
                 mask.apply(logits)
-        return target_tokens(logits, info, positions, self.num_rows, self.model_runner.sampler)
+        adjust_logits(logits, info, self.num_rows)
+        return target_tokens(logits, info, verify_input.positions, self.num_rows, self.model_runner.sampler)
 
     def _logprobs(self, batch, out, tokens: torch.Tensor, accepted: Accepted) -> None:
         """Log-probs of the emitted tokens, read at the rows they follow."""

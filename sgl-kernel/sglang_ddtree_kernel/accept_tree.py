@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 
 from sglang_ddtree_kernel.reference.accept_tree import Accepted, accept_tree_walk
 from sglang_ddtree_kernel.tree_types import DraftTree
@@ -56,4 +58,89 @@ def accept_tree(
         horizon = max(shape[1] - 1, 1)
     if horizon < 1:
         raise ValueError(f"horizon must be at least 1, got {horizon}")
+    if target_tokens.is_cuda:
+        return accept_tree_triton(tree, target_tokens, out_slots, horizon)
     return accept_tree_walk(tree, target_tokens, out_slots, horizon)
+
+
+@triton.jit
+def _accept_kernel(
+    tokens,
+    parents,
+    targets,
+    slots,
+    rows_out,
+    lens_out,
+    tokens_out,
+    bonus_out,
+    src_out,
+    dst_out,
+    num_rows,
+    width,
+    HAS_SLOTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """One request: tokens, parents, targets and slots are [bs, N], the outputs [bs, width] or [bs]."""
+    request = tl.program_id(0).to(tl.int64)
+    first = request * num_rows
+    out = request * width
+    row = tl.arange(0, ROWS)
+    inside = row < num_rows
+    drafts = tl.load(tokens + first + row, mask=inside, other=0)
+    above = tl.load(parents + first + row, mask=inside, other=-1)
+
+    here = 0
+    length = 0
+    bonus = tl.load(targets + first)
+    while here < num_rows:  # `num_rows` says that the walk has ended
+        bonus = tl.load(targets + first + here)
+        tl.store(rows_out + out + length, here)
+        tl.store(tokens_out + out + length, bonus)
+        if HAS_SLOTS:
+            tl.store(src_out + out + length, tl.load(slots + first + here))
+            tl.store(dst_out + out + length, tl.load(slots + first + length))
+        length += 1
+        child = tl.min(tl.where((above == here) & (drafts == bonus), row, num_rows))
+        here = tl.where(length < width, child, num_rows)
+    tl.store(lens_out + request, length)
+    tl.store(bonus_out + request, bonus)
+    root_slot = tl.load(slots + first) if HAS_SLOTS else 0
+    for place in range(length, width):
+        tl.store(rows_out + out + place, -1)
+        tl.store(tokens_out + out + place, 0)
+        if HAS_SLOTS:
+            tl.store(src_out + out + place, root_slot)
+            tl.store(dst_out + out + place, root_slot)
+
+
+def accept_tree_triton(
+    tree: DraftTree, target_tokens: torch.Tensor, out_slots: torch.Tensor | None, horizon: int
+) -> Accepted:
+    """`accept_tree` in one launch, a program per request; slots are gathered on the way."""
+    bs, num_rows = target_tokens.shape
+    width = horizon + 1
+    rows = target_tokens.new_empty(bs, width, dtype=torch.int32)
+    lens = target_tokens.new_empty(bs, dtype=torch.int32)
+    tokens, bonus = target_tokens.new_empty(bs, width), target_tokens.new_empty(bs)
+    src = dst = None
+    if out_slots is not None:
+        src, dst = target_tokens.new_empty(bs, width), target_tokens.new_empty(bs, width)
+        out_slots = out_slots.contiguous()
+    _accept_kernel[(bs,)](
+        tree.tokens.contiguous(),
+        tree.parents.contiguous(),
+        target_tokens.contiguous(),
+        out_slots,
+        rows,
+        lens,
+        tokens,
+        bonus,
+        src,
+        dst,
+        num_rows,
+        width,
+        HAS_SLOTS=out_slots is not None,
+        ROWS=triton.next_power_of_2(num_rows),
+        num_warps=1,  # a minimum over one warp needs no barrier, and the walk is nothing but such minima
+    )
+    return Accepted(rows, lens, tokens, bonus, src, dst)

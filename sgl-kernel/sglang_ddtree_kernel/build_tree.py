@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from sglang_ddtree_kernel._build_tree_triton import build_tree_triton
 from sglang_ddtree_kernel.reference.build_tree import build_tree_levels
 from sglang_ddtree_kernel.tree_types import DraftTree
 
@@ -37,7 +38,8 @@ def build_tree(
             ties to the smaller index, until -inf); its node then stands first among the rows of its depth.
 
     Raises:
-        ValueError: a shape or dtype does not fit, or `budget` is below 1.
+        ValueError: a shape or dtype does not fit, or `budget` is below 1; on CUDA also T > 31, C > 32 or
+            budget > 511.
     """
     if ids.ndim != 3 or ids.dtype != torch.int64:
         raise ValueError(f"ids must be int64 [bs, T, C], got {ids.dtype} {list(ids.shape)}")
@@ -53,4 +55,6 @@ def build_tree(
         raise ValueError(f"root_tokens must be [bs] = [{bs}], got {list(root_tokens.shape)}")
     if budget < 1:
         raise ValueError(f"budget must be at least 1, got {budget}")
+    if ids.is_cuda:
+        return build_tree_triton(logprobs, ids, root_tokens, budget, spine=spine)
     return build_tree_levels(logprobs, ids, root_tokens, budget, spine=spine)

@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+import triton
+import triton.language as tl
 
 from sglang_ddtree_kernel.reference import compact_kv as reference
 
+TILE_BYTES = 32 * 1024  # of a program's registers while all its moves are in flight
+MAX_MOVES = 4096  # of which a program can hold the slots and a word each
+WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
-def compact_kv(pools: list[torch.Tensor], dst: torch.Tensor, src: torch.Tensor) -> None:
+
+class KvPools:
+    """The pools of all layers and a device table of their addresses; make it once, outside graph capture."""
+
+    def __init__(self, pools: list[torch.Tensor]):
+        self.pools = list(pools)
+        for pool in self.pools:
+            if pool.numel() and not pool[0].is_contiguous():
+                raise ValueError(f"pools must have contiguous rows, got strides {pool.stride()}")
+        table = [
+            [pool.data_ptr(), pool.stride(0) * pool.itemsize, self._row_bytes(pool)] for pool in self.pools
+        ]
+        # One word is copied at a time: the widest that every address and width is a multiple of.
+        self.word = math.gcd(8, *(number for entry in table for number in entry))
+        self.max_row_words = max((entry[2] // self.word for entry in table), default=0)
+        device = self.pools[0].device if self.pools else None
+        # int64 [pools, 3]: address, bytes from row to row, bytes of a row
+        self.table = torch.tensor(table, dtype=torch.int64, device=device)
+
+    @staticmethod
+    def _row_bytes(pool: torch.Tensor) -> int:
+        return math.prod(pool.shape[1:]) * pool.itemsize
+
+
+def compact_kv(pools: list[torch.Tensor] | KvPools, dst: torch.Tensor, src: torch.Tensor) -> None:
     """pool[dst] = pool[src] in place for every pool, as if all rows were read before any is written.
 
     Args:
-        pools: each [slots, ...], any dtype; shapes behind the first dimension may differ.
+        pools: each [slots, ...], any dtype; shapes behind the first dimension may differ. A list of CUDA
+            tensors has its addresses copied to the device at every call; `KvPools` does it once. Beyond 4096
+            moves, pools are moved one after the other.
         dst: int64 [M], destination slots, distinct except among moves with dst == src.
         src: int64 [M], source slots.
 
@@ -22,4 +55,46 @@ def compact_kv(pools: list[torch.Tensor], dst: torch.Tensor, src: torch.Tensor) 
         raise ValueError(f"dst must be int64 [M], got {dst.dtype} {list(dst.shape)}")
     if src.shape != dst.shape or src.dtype != torch.int64:
         raise ValueError(f"src must be int64 {list(dst.shape)} as dst is, got {src.dtype} {list(src.shape)}")
-    reference.compact_kv(pools, dst, src)
+    if dst.is_cuda and dst.shape[0] <= MAX_MOVES:
+        compact_kv_triton(pools if isinstance(pools, KvPools) else KvPools(pools), dst, src)
+    else:
+        reference.compact_kv(pools.pools if isinstance(pools, KvPools) else pools, dst, src)
+
+
+@triton.jit
+def _compact_kernel(
+    table, dst, src, num_moves, WORD: tl.constexpr, MOVES: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """All moves of one block of columns of one pool, which no other program touches."""
+    entry = table + tl.program_id(0) * 3
+    base, pitch, row_bytes = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)) * (WORD.primitive_bitwidth // 8)
+    if tl.program_id(1) * COLUMNS * (WORD.primitive_bitwidth // 8) < row_bytes:
+        move = tl.arange(0, MOVES)
+        from_slot = tl.load(src + move, mask=move < num_moves, other=0)
+        to_slot = tl.load(dst + move, mask=move < num_moves, other=0)
+        real = (from_slot != to_slot)[:, None] & (column < row_bytes)[None, :]
+        read = (base + from_slot * pitch)[:, None] + column[None, :]
+        write = (base + to_slot * pitch)[:, None] + column[None, :]
+        words = tl.load(read.to(tl.pointer_type(WORD)), mask=real)
+        tl.debug_barrier()  # a slot may be one move's source and another's destination
+        tl.store(write.to(tl.pointer_type(WORD)), words, mask=real)
+
+
+def compact_kv_triton(pools: KvPools, dst: torch.Tensor, src: torch.Tensor) -> None:
+    """`compact_kv` of at most MAX_MOVES in one launch; a program reads all moves of its columns first."""
+    num_moves = dst.shape[0]
+    if not num_moves or not pools.max_row_words:
+        return
+    moves = triton.next_power_of_2(num_moves)
+    columns = min(max(TILE_BYTES // (moves * pools.word), 1), triton.next_power_of_2(pools.max_row_words))
+    _compact_kernel[(len(pools.pools), triton.cdiv(pools.max_row_words, columns))](
+        pools.table,
+        dst.contiguous(),
+        src.contiguous(),
+        num_moves,
+        WORD=WORDS[pools.word],
+        MOVES=moves,
+        COLUMNS=columns,
+        num_warps=8,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from sglang_ddtree_kernel._conv1d_tree_triton import conv1d_tree_triton
 from sglang_ddtree_kernel.reference import conv1d_tree as reference
 
 
@@ -50,4 +51,6 @@ def conv1d_tree(
         raise ValueError(f"parents must be [{bs}, {num_rows}], got {list(parents.shape)}")
     if activation not in ("silu", None):
         raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
+    if x.is_cuda and x.dtype != torch.float64:
+        return conv1d_tree_triton(x, conv_states, slots, weight, bias, parents, activation)
     return reference.conv1d_tree(x, conv_states, slots, weight, bias, parents, activation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from sglang_ddtree_kernel._gdn_commit_triton import gdn_commit_triton
 from sglang_ddtree_kernel.reference import gdn_commit as reference
 
 
@@ -81,7 +82,9 @@ def gdn_commit(
     ):
         if x is not None and x.shape != shape:
             raise ValueError(f"{name} must be {list(shape)}, got {list(x.shape)}")
-    reference.gdn_commit(
+    on_device = mixed_qkv.is_cuda and mixed_qkv.dtype != torch.float64
+    commit = gdn_commit_triton if on_device else reference.gdn_commit
+    commit(
         mixed_qkv,
         a,
         b,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from sglang_ddtree_kernel._gdn_tree_verify_triton import gdn_tree_verify_triton
 from sglang_ddtree_kernel.reference.gdn_tree_verify import TreePlan, gdn_tree_verify_wy
 from sglang_ddtree_kernel.tree_types import num_words
 
@@ -34,6 +35,7 @@ def gdn_tree_verify(
         num_k_heads, head_k_dim: H and K; value head h uses key head h // (HV / H).
         eps: added to the squared norm of q and k.
         plan: `TreePlan.from_ancestors(ancestors)`, which all layers of a step can share; made here if None.
+            Only the reference wants it: the kernel reads the words of `ancestors`.
 
     Returns:
         o [bs, N, HV, V] in mixed_qkv's dtype, computed in fp32.
@@ -64,6 +66,10 @@ def gdn_tree_verify(
     words = (bs, num_rows, num_words(num_rows))
     if ancestors.shape != words or ancestors.dtype != torch.int64:
         raise ValueError(f"ancestors must be int64 {words}, got {ancestors.dtype} {list(ancestors.shape)}")
+    if mixed_qkv.is_cuda and mixed_qkv.dtype != torch.float64:
+        return gdn_tree_verify_triton(
+            mixed_qkv, a, b, A_log, dt_bias, states, slots, ancestors, num_k_heads, head_k_dim, eps=eps
+        )
     if plan is None:
         plan = TreePlan.from_ancestors(ancestors)
     return gdn_tree_verify_wy(

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from sglang_ddtree_kernel._topk_logprobs_triton import merge_topk_triton, topk_logprobs_triton
 from sglang_ddtree_kernel.reference import topk_logprobs as reference
 from sglang_ddtree_kernel.reference.topk_logprobs import ShardTopK
+
+KERNEL_MAX_K = (
+    32  # the kernels search their list once per candidate; beyond, the reference is the better program
+)
 
 
 def topk_logprobs(logits: torch.Tensor, k: int, vocab_offset: int = 0) -> ShardTopK:
@@ -30,6 +35,8 @@ def topk_logprobs(logits: torch.Tensor, k: int, vocab_offset: int = 0) -> ShardT
         )
     if not 1 <= k <= logits.shape[1]:
         raise ValueError(f"k must be in 1..V_local = {logits.shape[1]}, got {k}")
+    if logits.is_cuda and k <= KERNEL_MAX_K and logits.dtype != torch.float64:
+        return topk_logprobs_triton(logits, k, vocab_offset)
     return reference.topk_logprobs(logits, k, vocab_offset)
 
 
@@ -56,4 +63,6 @@ def merge_topk(
         raise ValueError(f"ids must be {list(values.shape)} as values are, got {list(ids.shape)}")
     if lse.shape != values.shape[:2]:
         raise ValueError(f"lse must be [S, R] = {list(values.shape[:2])}, got {list(lse.shape)}")
+    if values.is_cuda and values.shape[2] <= KERNEL_MAX_K:
+        return merge_topk_triton(values, ids, lse)
     return reference.merge_topk(values, ids, lse)

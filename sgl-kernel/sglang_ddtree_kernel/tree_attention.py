@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from sglang_ddtree_kernel._tree_attention_triton import tree_attention_triton
 from sglang_ddtree_kernel.reference import tree_attention as reference
 from sglang_ddtree_kernel.tree_types import num_words
 
@@ -61,6 +62,7 @@ def tree_attention(
         raise ValueError(
             f"ancestors must be int64 {words_shape}, got {ancestors.dtype} {list(ancestors.shape)}"
         )
-    return reference.tree_attention(
+    attend = tree_attention_triton if q.is_cuda else reference.tree_attention
+    return attend(
         q, k_pool, v_pool, req_to_token, req_pool_indices, seq_lens, tree_slots, ancestors, scale, logit_cap
     )

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
+import xgrammar
+
+M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1  # malloc.h
+KEEP_BYTES = 1 << 30
+WORD = 0xFFFFFFFF
+
+
+def tune_process() -> None:
+    """States decay into denormals, which cost ten times the time of a normal product; and glibc would give every
+    large temporary back to the kernel, to fault it in again at the next step."""
+    torch.set_flush_denormal(True)
+    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, KEEP_BYTES)
+        libc.mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
 
 
 def install_constants() -> None:
     """Module constants that are computed at import and have no function to hook."""
     import sglang.kernels.ops.attention.fla.layernorm_gated as layernorm_gated
     import sglang.srt.layers.attention.attention_registry as registry
+    import sglang.srt.server_args as server_args
     import sglang.srt.speculative.draft_worker_common as draft_worker_common
 
     from sglang_ddtree.cpu.attention import create_backend
@@ -18,6 +35,9 @@ def install_constants() -> None:
     # The drafter's backend; the one below serves its block forward.
     draft_worker_common._SUPPORTED_DRAFT_BACKENDS += ("torch_native",)
     registry.ATTENTION_BACKENDS["torch_native"] = create_backend
+    # Seeds are honoured under --enable-deterministic-inference, which asks for one of these.
+    server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES.append("torch_native")
+    server_args.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND.append("torch_native")
     # The scheduler pins small tensors and records streams without asking whether there is a device.
     torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
     torch.Tensor.record_stream = lambda self, stream: None
@@ -26,6 +46,7 @@ def install_constants() -> None:
 def handle_dflash(original, server_args):
     """The stock defaults refuse every device but CUDA and NPU, and have no torch_native for the drafter."""
     device, server_args.device = server_args.device, "npu"
+    server_args.speculative_draft_attention_backend = "triton"
     try:
         original(server_args)
     finally:
@@ -50,6 +71,42 @@ def keep_embedding_dtype(kwargs, runner, forward_batch, *_):
 def init_kv_copy(pool):
     """KV rows are moved by indexing; the stock set-up warms up a copy kernel that has no CPU form in this wheel."""
     pool.use_native_move_kv_cache, pool._kv_copy_config = True, None
+
+
+def allocate_token_bitmask(vocab_size, batch_size):
+    """xgrammar's bitmask, all tokens allowed; the stock function pins it."""
+    return xgrammar.allocate_token_bitmask(batch_size, vocab_size)
+
+
+def apply_token_bitmask(grammar, logits, vocab_mask):
+    """The stock method knows accelerators only; xgrammar itself has the CPU form."""
+    xgrammar.apply_token_bitmask_inplace(logits, vocab_mask)
+
+
+def murmur_hash32(seed, positions, col_indices):
+    """MurmurHash3 of the 32-bit words (seed low, seed high, position, column), as SGLang's Triton kernel computes it.
+
+    seed [n], positions [n], col_indices [m] -> uint32 [n, m]. Source of the mathematics: MurmurHash3_x86_32.
+    """
+
+    def rotl(x, r):
+        return ((x << r) | (x >> (32 - r))) & WORD
+
+    def mix(h, k):
+        k = rotl(k * 0xCC9E2D51 & WORD, 15) * 0x1B873593 & WORD
+        return (rotl(h ^ k, 13) * 5 + 0xE6546B64) & WORD
+
+    # int64 holds 32 x 32 bit products modulo 2^64, of which the low word is what counts.
+    seed, positions, column = (x.view(torch.int64) if x.dtype == torch.uint64 else x.long() for x in (seed, positions, col_indices))
+    h = mix(mix(mix(torch.zeros_like(seed), seed & WORD), seed >> 32 & WORD), positions & WORD)
+    h = mix(h[:, None], column & WORD) ^ 16
+    h = (h ^ h >> 16) * 0x85EBCA6B & WORD
+    h = (h ^ h >> 13) * 0xC2B2AE35 & WORD
+    return (h ^ h >> 16).to(torch.uint32)
+
+
+def enable_batch_invariant_mode(*args, **kwargs):
+    """Swaps CUDA operators for Triton ones; there are none here. Seeds work, batch invariance is not promised."""
 
 
 def set_mamba_track_indices(batch, track_positions=None):

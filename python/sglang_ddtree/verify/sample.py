@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.layers.sampler import apply_custom_logit_processor
-from sglang.srt.sampling.penaltylib.repetition_penalty import apply_scaling_penalties
 from sglang_ddtree_kernel.accept_tree import greedy_tokens
 
 if TYPE_CHECKING:
@@ -24,16 +23,11 @@ PER_REQUEST = ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed")
 
 
 def adjust_logits(logits: torch.Tensor, info: SamplingBatchInfo, num_rows: int) -> None:
-    """Applies penalties, logit bias and custom processors to logits [bs * N, V] in place."""
+    """Applies logit bias and custom processors to logits [bs * N, V] in place, in the order of plain decoding."""
+    if info.logit_bias is not None:
+        logits.view(-1, num_rows, logits.shape[-1]).add_(info.logit_bias[:, None])
     if info.has_custom_logit_processor:
         apply_custom_logit_processor(logits, info, num_tokens_in_batch=num_rows)
-    rows = logits.view(-1, num_rows, logits.shape[-1])
-    if info.acc_additive_penalties is not None:
-        rows.add_(info.acc_additive_penalties[:, None])
-    if info.acc_scaling_penalties is not None:
-        apply_scaling_penalties(logits, info.acc_scaling_penalties.repeat_interleave(num_rows, dim=0))
-    if info.logit_bias is not None:
-        rows.add_(info.logit_bias[:, None])
 
 
 def expand(info: SamplingBatchInfo, num_rows: int) -> SamplingBatchInfo:

@@ -59,7 +59,7 @@ def gdn_chunk_prefill(
 
 
 def _run_chunks(q, k, v, g, beta, S, chunk):
-    """Consecutive chunks of one sequence, T' tokens, from state S [HV, V, K]: outputs, start states, final state."""
+    """Consecutive chunks of one sequence (T' tokens) from state S: outputs, start states, final state."""
     T, H, K = k.shape
     HV, V = v.shape[1:]
     n, group = -(-T // chunk), HV // H

@@ -1,8 +1,8 @@
 """The pieces of GatedDeltaNet that verification, commit, decode and prefill must all compute alike.
 
-Sigmoid, SiLU and softplus are spelled out with `exp` and `log1p`: on CPU, PyTorch's fused versions use another
-routine for the elements that do not fill a SIMD register, so their last bit would depend on the batch an
-element stands in.
+Sigmoid, SiLU and softplus are spelled out with `exp` and `log1p`: on CPU, PyTorch's fused versions use
+another routine for the elements that do not fill a SIMD register, so their last bit would depend on the batch
+an element stands in.
 """
 
 from __future__ import annotations

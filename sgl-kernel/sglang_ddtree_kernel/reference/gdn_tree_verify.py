@@ -74,7 +74,7 @@ def gdn_tree_verify_wy(
     *,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """All rows at once: with G_i the log decay summed along root..i, D_ij = e^{G_i - G_j} for ancestors j of i,
+    """All rows at once. G_i is the log decay summed along root..i, D_ij = e^{G_i - G_j} for ancestors j of i:
 
     (I + A) U = R,  A = diag(beta) (K K^T * D) below the diagonal,  R = diag(beta) (V - diag(e^G) K S_0^T),
     O = diag(e^G) Q S_0^T + (Q K^T * D) U.

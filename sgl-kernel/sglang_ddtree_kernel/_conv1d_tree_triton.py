@@ -1,0 +1,109 @@
+"""Triton kernel of `conv1d_tree`: a tile of rows and channels looks up its W-1 nearest ancestors in the parents table."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_ddtree_kernel._gdn_triton import silu
+
+
+@triton.jit
+def _above(parents, position, in_row):
+    """The position before `position`: rows of the tree, then -1, -2, ... for the committed window, newest first."""
+    in_tree = in_row & (position >= 0)
+    parent = tl.load(parents + position, mask=in_tree, other=-1).to(tl.int32)
+    return tl.where(in_tree, parent, position - 1)
+
+
+@triton.jit
+def _taken(x, x_row, window, window_column, position, COMMITTED: tl.constexpr, slot, mask):
+    """[ROWS, CHANNELS] at `position`; rows of the tree are rounded as the window would hold them."""
+    in_tree = (position >= 0)[:, None]
+    row = tl.load(x + position[:, None] * x_row, mask=mask & in_tree, other=0.0)
+    column = (COMMITTED + position)[:, None] * window_column
+    committed = tl.load(window + column, mask=mask & (position < 0)[:, None] & (slot >= 0), other=0.0)
+    return tl.where(in_tree, row.to(window.dtype.element_ty).to(tl.float32), committed.to(tl.float32))
+
+
+@triton.jit
+def _tap(weight, j: tl.constexpr, in_channel):
+    return tl.load(weight + j, mask=in_channel, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _conv1d_tree_kernel(
+    x, conv_states, slots, weight, bias, parents, out,
+    N, D, x_batch, x_row, state_slot, state_channel, state_column,
+    WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    batch = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    in_row, in_channel = row < N, channel < D
+    mask = in_row[:, None] & in_channel[None, :]
+    slot = tl.load(slots + batch).to(tl.int64)
+    x += batch * x_batch + channel[None, :]
+    parents += batch * N
+    window = conv_states + slot * state_slot + channel[None, :].to(tl.int64) * state_channel
+
+    one = _above(parents, row, in_row)
+    two = _above(parents, one, in_row)
+    three = _above(parents, two, in_row)
+
+    # Oldest tap first, as a one-token step adds them.
+    y = tl.zeros([ROWS, CHANNELS], tl.float32)
+    if HAS_BIAS:
+        y += tl.load(bias + channel, mask=in_channel, other=0.0).to(tl.float32)[None, :]
+    weight += channel * WIDTH
+    if WIDTH == 4:
+        y += _taken(x, x_row, window, state_column, three, WIDTH - 1, slot, mask) * _tap(weight, 0, in_channel)
+    if WIDTH >= 3:
+        y += _taken(x, x_row, window, state_column, two, WIDTH - 1, slot, mask) * _tap(weight, WIDTH - 3, in_channel)
+    y += _taken(x, x_row, window, state_column, one, WIDTH - 1, slot, mask) * _tap(weight, WIDTH - 2, in_channel)
+    own = tl.load(x + row[:, None] * x_row, mask=mask, other=0.0).to(tl.float32)
+    y += own * _tap(weight, WIDTH - 1, in_channel)
+    if SILU:
+        y = silu(y)
+    tl.store(out + (batch * N + row)[:, None] * D + channel[None, :], y.to(out.dtype.element_ty), mask=mask)
+
+
+def conv1d_tree_triton(
+    x: torch.Tensor,
+    conv_states: torch.Tensor,
+    slots: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    parents: torch.Tensor,
+    activation: str | None = "silu",
+    *,
+    rows: int = 8,
+    channels: int = 256,
+    num_warps: int = 4,
+) -> torch.Tensor:
+    """`conv1d_tree` in one launch; the last three arguments tune it."""
+    x = x if x.stride(2) == 1 else x.contiguous()
+    bs, N, D = x.shape
+    out = x.new_empty(bs, N, D)
+    if out.numel():
+        _conv1d_tree_kernel[(triton.cdiv(D, channels), triton.cdiv(N, rows), bs)](
+            x,
+            conv_states,
+            slots,
+            weight.contiguous(),
+            bias,
+            parents.contiguous(),
+            out,
+            N,
+            D,
+            *x.stride()[:2],
+            *conv_states.stride(),
+            WIDTH=weight.shape[1],
+            HAS_BIAS=bias is not None,
+            SILU=activation == "silu",
+            ROWS=rows,
+            CHANNELS=channels,
+            num_warps=num_warps,
+        )
+    return out

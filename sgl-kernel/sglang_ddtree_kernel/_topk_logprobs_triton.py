@@ -1,0 +1,265 @@
+"""Triton kernels of `topk_logprobs`: one pass that keeps a maximum per group, and a search in few groups.
+
+The k best columns lie in the k groups of neighbouring columns whose maxima are greatest (of equal maxima, those
+that stand first): every column outside them is outranked by k of those maxima.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_ddtree_kernel.reference.topk_logprobs import ShardTopK
+
+GROUP = 128
+# A program of the first kernel reads STEPS x LANES x 16 bytes of one row.
+STEPS, LANES, NUM_WARPS = 4, 128, 4
+NO_ID = tl.constexpr(0x7FFFFFFF)
+NOTHING = tl.constexpr(-0x80000000)
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _ordered(x):
+    """int32 that orders as the float x does; -0.0 becomes 0.0. At most 16 bits are used by a 16-bit float."""
+    if x.dtype.primitive_bitwidth == 32:
+        bits = x.to(tl.int32, bitcast=True)
+        ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    else:
+        bits = x.to(tl.int16, bitcast=True).to(tl.int32)
+        ordered = bits ^ ((bits >> 15) & 0x7FFF)
+    return tl.where(ordered == -1, 0, ordered)
+
+
+@triton.jit
+def _key(x, column):
+    """Larger for a larger value, then for a smaller column; int32 for a 16-bit x, else int64."""
+    if x.dtype.primitive_bitwidth == 32:
+        return (_ordered(x).to(tl.int64) << 32) | (0x7FFFFFFF - column)
+    else:
+        return (_ordered(x) << 16) | (0xFFFF - column)
+
+
+@triton.jit
+def _value(ordered):
+    """Inverse of `_ordered` for fp32."""
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _pass_kernel(
+    logits,
+    maxima_out,
+    lse_out,
+    vocab,
+    row_stride,
+    num_groups,
+    ALIGNED: tl.constexpr,
+    GROUP: tl.constexpr,
+    STEPS: tl.constexpr,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Group maxima [R, num_groups] in the dtype of the logits, and log-sum-exps of blocks [R, blocks]."""
+    block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    BLOCK: tl.constexpr = STEPS * LANES * VECTOR
+    vector_column = block * BLOCK + (
+        (tl.arange(0, STEPS) * (LANES * VECTOR))[:, None, None]
+        + (tl.arange(0, LANES) * VECTOR)[None, :, None]
+    )
+    column = vector_column + tl.arange(0, VECTOR)[None, None, :]
+    # One comparison for a whole vector where the row's end cannot fall into one.
+    inside = tl.broadcast_to(vector_column < vocab, [STEPS, LANES, VECTOR]) if ALIGNED else column < vocab
+    x = tl.load(logits + row * row_stride + column, mask=inside, other=-float("inf"))
+    x32 = x.to(tl.float32)
+
+    step_max = tl.max(x32, 2)
+    maxima = tl.max(tl.reshape(step_max, [STEPS, LANES * VECTOR // GROUP, GROUP // VECTOR]), 2)
+    group = block * (BLOCK // GROUP) + tl.arange(0, STEPS)[:, None] * (LANES * VECTOR // GROUP)
+    group = group + tl.arange(0, LANES * VECTOR // GROUP)[None, :]
+    tl.store(maxima_out + row * num_groups + group, maxima.to(x.dtype), mask=group < num_groups)
+
+    lane_max = tl.max(step_max, 0)
+    base = tl.where(lane_max == -float("inf"), 0.0, lane_max) * LOG2E
+    lane_sum = tl.sum(tl.sum(tl.exp2(x32 * LOG2E - base[None, :, None]), 2), 0)
+    block_max = tl.max(lane_max)
+    block_base = tl.where(block_max == -float("inf"), 0.0, block_max) * LOG2E
+    total = tl.sum(lane_sum * tl.exp2(base - block_base))
+    tl.store(lse_out + row * tl.num_programs(0) + block, block_max + tl.log(total))
+
+
+@triton.jit
+def _log_sum_exp(x):
+    greatest = tl.max(x)
+    return greatest + tl.log(tl.sum(tl.exp(x - tl.where(greatest == -float("inf"), 0.0, greatest))))
+
+
+@triton.jit
+def _best_pairs(high, low, place, K: tl.constexpr):
+    """The K greatest pairs in order; two 32-bit maxima are faster than one of 64 bits."""
+    best_high = tl.zeros_like(place)
+    best_low = tl.zeros_like(place)
+    for i in range(K):
+        top_high = tl.max(high)
+        top_low = tl.max(tl.where(high == top_high, low, NOTHING))
+        best_high = tl.where(place == i, top_high, best_high)
+        best_low = tl.where(place == i, top_low, best_low)
+        high = tl.where((high == top_high) & (low == top_low), NOTHING, high)
+    return best_high, best_low
+
+
+@triton.jit
+def _search_kernel(
+    logits,
+    maxima,
+    block_lse,
+    values_out,
+    ids_out,
+    lse_out,
+    vocab,
+    row_stride,
+    vocab_offset,
+    num_groups,
+    num_blocks,
+    K: tl.constexpr,
+    K_PAD: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """One row: the K greatest groups, and the K best columns in them."""
+    row = tl.program_id(0).to(tl.int64)
+    dtype: tl.constexpr = logits.dtype.element_ty
+    wide: tl.constexpr = dtype.primitive_bitwidth == 32
+    nothing: tl.constexpr = -(2**63) if wide else -(2**31)
+    low_bits: tl.constexpr = 0x7FFFFFFF if wide else 0xFFFF
+    place = tl.arange(0, K_PAD)
+
+    group = tl.arange(0, GROUPS)
+    key = _key(tl.load(maxima + row * num_groups + group, mask=group < num_groups, other=0.0), group)
+    key = tl.where(group < num_groups, key, nothing)
+    chosen = tl.zeros([K_PAD], tl.int32)
+    for i in range(K):
+        top = tl.max(key)
+        chosen = tl.where(place == i, low_bits - (top & low_bits).to(tl.int32), chosen)
+        key = tl.where(key == top, nothing, key)
+    chosen = tl.minimum(chosen, num_groups)  # where there are fewer than K groups
+
+    block = tl.arange(0, BLOCKS)
+    lse = tl.load(block_lse + row * num_blocks + block, mask=block < num_blocks, other=-float("inf"))
+    tl.store(lse_out + row, _log_sum_exp(lse))
+
+    column = chosen[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = (column < vocab) & (place < K)[:, None]
+    x = tl.load(logits + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
+    best_high, best_low = _best_pairs(tl.where(inside, _ordered(x), NOTHING), ~column, place, K)
+    out = row * K + place
+    tl.store(values_out + out, _value(best_high), mask=place < K)
+    tl.store(ids_out + out, (~best_low + vocab_offset).to(tl.int64), mask=place < K)
+
+
+@triton.jit
+def _merge_kernel(
+    values,
+    ids,
+    lse,
+    logprobs_out,
+    ids_out,
+    shards,
+    K: tl.constexpr,
+    K_PAD: tl.constexpr,
+    SHARDS: tl.constexpr,
+):
+    """One row of [shards, R, K] and [shards, R]: its K best in order, as log-probabilities."""
+    row, num_rows = tl.program_id(0), tl.num_programs(0)
+    shard, place = tl.arange(0, SHARDS), tl.arange(0, K_PAD)
+    from_row = shard.to(tl.int64) * num_rows + row
+    entry = from_row[:, None] * K + place[None, :]
+    listed = (shard < shards)[:, None] & (place < K)[None, :]
+    high = tl.where(listed, _ordered(tl.load(values + entry, mask=listed, other=0.0)), NOTHING)
+    low = ~tl.load(ids + entry, mask=listed, other=NO_ID).to(tl.int32)  # larger for a smaller id
+    best_high, best_low = _best_pairs(high, low, place, K)
+
+    row_lse = _log_sum_exp(tl.load(lse + from_row, mask=shard < shards, other=-float("inf")))
+    value = _value(best_high)
+    # Rounding may push value - lse just above 0, and best-first search needs scores that never rise.
+    logprob = tl.where(value == -float("inf"), value, tl.minimum(value - row_lse, 0.0))
+    out = row.to(tl.int64) * K + place
+    tl.store(logprobs_out + out, logprob, mask=place < K)
+    tl.store(ids_out + out, (~best_low).to(tl.int64), mask=place < K)
+
+
+def topk_logprobs_triton(logits: torch.Tensor, k: int, vocab_offset: int = 0) -> ShardTopK:
+    """`topk_logprobs` in two launches that read the logits once; ids must stay below 2^31 - 1."""
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    num_rows, vocab = logits.shape
+    vector = 16 // logits.element_size()
+    blocks = triton.cdiv(vocab, STEPS * LANES * vector)
+    groups = triton.cdiv(vocab, GROUP)
+    if groups > 1 << 16:
+        raise ValueError(f"logits must have at most {GROUP << 16} columns, got {vocab}")
+    out = ShardTopK(
+        logits.new_empty(num_rows, k, dtype=torch.float32),
+        logits.new_empty(num_rows, k, dtype=torch.int64),
+        logits.new_empty(num_rows, dtype=torch.float32),
+    )
+    if not num_rows:
+        return out
+    maxima = logits.new_empty(num_rows, groups)
+    block_lse = logits.new_empty(num_rows, blocks, dtype=torch.float32)
+    _pass_kernel[(blocks, num_rows)](
+        logits,
+        maxima,
+        block_lse,
+        vocab,
+        logits.stride(0),
+        groups,
+        ALIGNED=vocab % vector == 0,
+        GROUP=GROUP,
+        STEPS=STEPS,
+        LANES=LANES,
+        VECTOR=vector,
+        num_warps=NUM_WARPS,
+    )
+    _search_kernel[(num_rows,)](
+        logits,
+        maxima,
+        block_lse,
+        *out,
+        vocab,
+        logits.stride(0),
+        vocab_offset,
+        groups,
+        blocks,
+        K=k,
+        K_PAD=triton.next_power_of_2(k),
+        GROUP=GROUP,
+        GROUPS=triton.next_power_of_2(groups),
+        BLOCKS=triton.next_power_of_2(blocks),
+        num_warps=4,
+    )
+    return out
+
+
+def merge_topk_triton(
+    values: torch.Tensor, ids: torch.Tensor, lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`merge_topk` in one launch."""
+    shards, num_rows, k = values.shape
+    logprobs, out_ids = values.new_empty(num_rows, k), ids.new_empty(num_rows, k)
+    if num_rows:
+        _merge_kernel[(num_rows,)](
+            values.contiguous(),
+            ids.contiguous(),
+            lse.contiguous(),
+            logprobs,
+            out_ids,
+            shards,
+            K=k,
+            K_PAD=triton.next_power_of_2(k),
+            SHARDS=triton.next_power_of_2(shards),
+            num_warps=1,  # a maximum over one warp needs no barrier
+        )
+    return logprobs, out_ids

@@ -1,0 +1,326 @@
+"""Triton kernels of `tree_attention`: keys are split over programs, a second launch merges their parts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_ddtree_kernel.tree_types import num_words
+
+MIN_SHARE_BLOCKS = 4  # blocks of keys below which one more part costs more to merge than it saves
+MAX_SPLITS = 32
+LOG2E = 1.4426950408889634
+
+
+class Tile(NamedTuple):
+    block_m: int  # stacked query rows of a program
+    block_n: int  # keys of a step; divides 64, so that a step reads one ancestor word
+    num_warps: int
+    num_stages: int
+
+
+def pick_tile(capability: int, head_dim: int, itemsize: int, stacked_rows: int) -> Tile:
+    """Tile for a padded head size, operand bytes and N * Hq / Hkv stacked rows; capability 90, 100, 120."""
+    roomy = capability // 10 in (9, 10)  # 227 KiB of shared memory per program, else 99
+    if itemsize == 4:
+        return Tile(32, 32, 8, 1) if head_dim > 128 or not roomy else Tile(64, 32, 8, 1)
+    if stacked_rows <= 16:
+        return Tile(16, 32, 4, 2) if head_dim > 128 and not roomy else Tile(16, 64, 4, 2)
+    if stacked_rows <= 64 or not roomy:
+        if head_dim > 128:
+            return Tile(64, 64, 4, 2) if roomy else Tile(64, 32, 8, 1)
+        return Tile(64, 64, 4, 2)
+    return Tile(128, 64, 8, 2)
+
+
+@triton.jit
+def _attend(
+    q,
+    k,
+    v,
+    visible,
+    acc,
+    row_max,
+    row_sum,
+    scale,
+    logit_cap,
+    CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One step of the softmax in base 2; `scale` includes log2(e), or is without it under a cap."""
+    logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    if CAPPED:
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1)
+        logits = logit_cap * (1.0 - 2.0 / (tl.exp(2.0 * (logits / logit_cap)) + 1.0)) * 1.4426950408889634
+    logits = tl.where(visible, logits, -float("inf"))
+    new_max = tl.maximum(row_max, tl.max(logits, 1))
+    base = tl.where(new_max == -float("inf"), 0.0, new_max)
+    weights = tl.exp2(logits - base[:, None])
+    shrink = tl.exp2(row_max - base)
+    row_sum = row_sum * shrink + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return acc, new_max, row_sum
+
+
+@triton.jit
+def _rows_of(
+    pool, slot, stride_slot, column, inside, HEAD: tl.constexpr, PADDED: tl.constexpr, DTYPE: tl.constexpr
+):
+    mask = inside[:, None]
+    if HEAD != PADDED:
+        mask = mask & (column < HEAD)[None, :]
+    return tl.load(pool + slot[:, None] * stride_slot + column[None, :], mask=mask, other=0.0).to(DTYPE)
+
+
+@triton.jit
+def _split_kernel(
+    q,
+    k_pool,
+    v_pool,
+    req_to_token,
+    req_pool_indices,
+    seq_lens,
+    tree_slots,
+    ancestors,
+    part_out,
+    part_lse,
+    scale,
+    logit_cap,
+    num_rows,
+    group,
+    stride_q_row,
+    stride_q_head,
+    stride_k_slot,
+    stride_k_head,
+    stride_v_slot,
+    stride_v_head,
+    stride_req,
+    KV_HEADS: tl.constexpr,
+    CAPPED: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WORDS: tl.constexpr,
+    MIN_BLOCKS: tl.constexpr,
+):
+    """A tile of one KV head's stacked queries against one share of the committed keys, or the tree's keys.
+
+    Row m of the stack is query head m % group of tree row m // group. The last part is the tree.
+    """
+    tile, part = tl.program_id(0), tl.program_id(1)
+    request, kv_head = tl.program_id(2) // KV_HEADS, tl.program_id(2) % KV_HEADS
+    splits = tl.num_programs(1) - 1
+    m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    exists = m < num_rows * group
+    row = tl.minimum(m // group, num_rows - 1)
+    head = kv_head * group + m % group
+
+    # The share follows from the length on the device, the number of shares does not.
+    length = tl.load(seq_lens + request).to(tl.int32)
+    share = tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK_N), splits), MIN_BLOCKS) * BLOCK_N
+    begin = part * share
+    end = tl.minimum(begin + share, length)
+    is_tree = part == splits
+    if is_tree:
+        begin = 0
+        end = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // group + 1, num_rows)  # later rows are no ancestors
+
+    request_row = request.to(tl.int64) * num_rows
+    out_row = (part.to(tl.int64) * (tl.num_programs(2) // KV_HEADS) * num_rows + request_row + row) * (
+        KV_HEADS * group
+    ) + head
+    if begin >= end:
+        tl.store(part_lse + out_row, tl.full([BLOCK_M], -float("inf"), tl.float32), mask=exists)
+    else:
+        d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+        q_at = q + (request_row + row) * stride_q_row + head * stride_q_head
+        q_mask = exists[:, None]
+        if D != BLOCK_D:
+            q_mask = q_mask & (d < D)[None, :]
+        query = tl.load(q_at[:, None] + d[None, :], mask=q_mask, other=0.0).to(DTYPE)
+        k_pool += kv_head.to(tl.int64) * stride_k_head
+        v_pool += kv_head.to(tl.int64) * stride_v_head
+        acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+        row_max = tl.full([BLOCK_M], -float("inf"), tl.float32)
+        row_sum = tl.zeros([BLOCK_M], tl.float32)
+        column = tl.arange(0, BLOCK_N)
+        if is_tree:
+            word_at = ancestors + (request_row + row) * WORDS
+            for start in range(begin, end, BLOCK_N):
+                inside = start + column < end
+                slot = tl.load(tree_slots + request_row + start + column, mask=inside, other=0)
+                slot = tl.maximum(slot.to(tl.int64), 0)
+                k = _rows_of(k_pool, slot, stride_k_slot, d, inside, D, BLOCK_D, DTYPE)
+                v = _rows_of(v_pool, slot, stride_v_slot, dv, inside, DV, BLOCK_DV, DTYPE)
+                word = tl.load(word_at + start // 64)
+                bit = (word[:, None] >> (start % 64 + column).to(tl.int64)[None, :]) & 1
+                acc, row_max, row_sum = _attend(
+                    query, k, v, bit != 0, acc, row_max, row_sum, scale, logit_cap, CAPPED, PRECISION
+                )
+        else:
+            slots = req_to_token + tl.load(req_pool_indices + request).to(tl.int64) * stride_req
+            for start in range(begin, end, BLOCK_N):
+                inside = start + column < end
+                slot = tl.load(slots + start + column, mask=inside, other=0).to(tl.int64)
+                k = _rows_of(k_pool, slot, stride_k_slot, d, inside, D, BLOCK_D, DTYPE)
+                v = _rows_of(v_pool, slot, stride_v_slot, dv, inside, DV, BLOCK_DV, DTYPE)
+                acc, row_max, row_sum = _attend(
+                    query, k, v, inside[None, :], acc, row_max, row_sum, scale, logit_cap, CAPPED, PRECISION
+                )
+        safe_sum = tl.where(row_sum > 0, row_sum, 1.0)
+        out_mask = exists[:, None]
+        if DV != BLOCK_DV:
+            out_mask = out_mask & (dv < DV)[None, :]
+        tl.store(part_out + out_row[:, None] * DV + dv[None, :], acc / safe_sum[:, None], mask=out_mask)
+        tl.store(part_lse + out_row, row_max + tl.log2(row_sum), mask=exists)
+
+
+@triton.jit
+def _merge_kernel(
+    part_out,
+    part_lse,
+    out,
+    num_outputs,
+    parts,
+    DV: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """[parts, outputs, DV] weighted by [parts, outputs] base-2 log-sum-exps; a part at -inf is not read."""
+    output = (tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
+    exists = output < num_outputs
+    part, dv = tl.arange(0, PARTS), tl.arange(0, BLOCK_DV)
+    listed = exists[:, None] & (part < parts)[None, :]
+    lse_at = part_lse + part.to(tl.int64)[None, :] * num_outputs + output[:, None]
+    lse = tl.load(lse_at, mask=listed, other=-float("inf"))
+    greatest = tl.max(lse, 1)
+    greatest = tl.where(greatest == -float("inf"), 0.0, greatest)
+    total = tl.sum(tl.exp2(lse - greatest[:, None]), 1)
+    acc = tl.zeros([BLOCK_R, BLOCK_DV], tl.float32)
+    at = output
+    for _ in range(parts):
+        weight = tl.exp2(tl.load(part_lse + at, mask=exists, other=-float("inf")) - greatest)
+        mask = (weight > 0)[:, None] & (dv < DV)[None, :]
+        acc += weight[:, None] * tl.load(part_out + at[:, None] * DV + dv[None, :], mask=mask, other=0.0)
+        at += num_outputs
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(
+        out + output[:, None] * DV + dv[None, :],
+        acc.to(out.dtype.element_ty),
+        mask=exists[:, None] & (dv < DV)[None, :],
+    )
+
+
+def pick_splits(tiles: int, num_sms: int, tile: Tile, max_ctx: int) -> int:
+    """Shares of the committed keys; `tiles` programs would run were they not split."""
+    resident = num_sms * (1 if tile.block_m > 64 else 2)
+    # Within one wave if that gives two shares or more, else shares small enough for a short last wave.
+    splits = resident // tiles - 1
+    if splits < 2:
+        splits = triton.cdiv(2 * resident, tiles)
+    return max(min(splits, MAX_SPLITS, triton.cdiv(max_ctx, MIN_SHARE_BLOCKS * tile.block_n)), 1)
+
+
+def tree_attention_triton(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    tree_slots: torch.Tensor,
+    ancestors: torch.Tensor,
+    scale: float,
+    logit_cap: float = 0.0,
+    *,
+    tile: Tile | None = None,
+    splits: int | None = None,
+) -> torch.Tensor:
+    """`tree_attention` in two launches. Products run in the wider dtype of q and pool, fp32 as 3 x tf32.
+
+    `tile` and `splits` override the choice by device and shapes (for tuning and tests).
+    """
+    bs, num_rows, q_heads, d = q.shape
+    kv_heads, dv = v_pool.shape[1:]
+    group = q_heads // kv_heads
+    block_d, block_dv = (max(triton.next_power_of_2(x), 16) for x in (d, dv))
+    dtype = torch.promote_types(q.dtype, k_pool.dtype)
+    if q.stride(3) != 1 or q.stride(0) != num_rows * q.stride(1):
+        q = q.contiguous()
+    if k_pool.stride(2) != 1 or v_pool.stride(2) != 1:
+        raise ValueError("k_pool and v_pool must have contiguous heads")
+    capability, num_sms = 90, 132
+    if q.is_cuda:
+        properties = torch.cuda.get_device_properties(q.device)
+        capability, num_sms = properties.major * 10 + properties.minor, properties.multi_processor_count
+    if tile is None:
+        tile = pick_tile(capability, max(block_d, block_dv), dtype.itemsize, num_rows * group)
+    m_tiles = triton.cdiv(num_rows * group, tile.block_m)
+    if splits is None:
+        splits = pick_splits(max(m_tiles * kv_heads * bs, 1), num_sms, tile, req_to_token.shape[1])
+    num_outputs = bs * num_rows * q_heads
+    part_out = q.new_empty(splits + 1, num_outputs, dv, dtype=torch.float32)
+    part_lse = q.new_empty(splits + 1, num_outputs, dtype=torch.float32)
+    out = v_pool.new_empty(bs, num_rows, q_heads, dv)
+    if not num_outputs:
+        return out
+    _split_kernel[(m_tiles, splits + 1, bs * kv_heads)](
+        q,
+        k_pool,
+        v_pool,
+        req_to_token,
+        req_pool_indices,
+        seq_lens,
+        tree_slots.contiguous(),
+        ancestors.contiguous(),
+        part_out,
+        part_lse,
+        scale if logit_cap > 0 else scale * LOG2E,
+        logit_cap,
+        num_rows,
+        group,
+        q.stride(1),
+        q.stride(2),
+        k_pool.stride(0),
+        k_pool.stride(1),
+        v_pool.stride(0),
+        v_pool.stride(1),
+        req_to_token.stride(0),
+        KV_HEADS=kv_heads,
+        CAPPED=logit_cap > 0,
+        DTYPE={torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype],
+        PRECISION="tf32x3" if dtype == torch.float32 else "tf32",
+        D=d,
+        DV=dv,
+        BLOCK_D=block_d,
+        BLOCK_DV=block_dv,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        WORDS=num_words(num_rows),
+        MIN_BLOCKS=MIN_SHARE_BLOCKS,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    block_r = max(1, 2048 // block_dv)
+    _merge_kernel[(triton.cdiv(num_outputs, block_r),)](
+        part_out,
+        part_lse,
+        out,
+        num_outputs,
+        splits + 1,
+        DV=dv,
+        BLOCK_DV=block_dv,
+        BLOCK_R=block_r,
+        PARTS=triton.next_power_of_2(splits + 1),
+        num_warps=4,
+    )
+    return out

@@ -1,0 +1,28 @@
+"""Code prompts for the demo pair: the openings of 24 small Python files."""
+
+PROMPTS = [
+    "def fibonacci(n):\n    ",
+    "import numpy as np\n\n\nclass Matrix:\n    def __init__(self, rows, cols",
+    'def read_json(path):\n    """Read a JSON file."""\n    with open(path',
+    "class Node:\n    def __init__(self, value, left=None, right=None):\n        self.value = value\n",
+    "for i in range(10):\n    if i % 2 == 0:\n        print(",
+    "import os\nimport sys\n\n\ndef main(argv=None):\n    parser = argparse.ArgumentParser(",
+    "def quicksort(items):\n    if len(items) <= 1:\n        return items\n    pivot = ",
+    "class TestGraph(unittest.TestCase):\n    def setUp(self):\n        self.graph = Graph()\n\n    def test_add_node(self):\n",
+    "try:\n    import simplejson as json\nexcept ImportError:\n    ",
+    "@property\ndef shape(self):\n    return ",
+    "def test_addition():\n    assert add(1, 2) == 3\n    assert add(",
+    "async def fetch(session, url):\n    async with session.get(url) as response:\n        ",
+    '__all__ = [\n    "Graph",\n    "DiGraph",\n    "MultiGraph",\n',
+    "def gcd(a, b):\n    while b:\n        ",
+    "class Stack:\n    def __init__(self):\n        self._items = []\n\n    def push(self, item):\n        self._items.append(item)\n\n    def pop(self):\n",
+    "if __name__ == '__main__':\n    ",
+    "logger = logging.getLogger(__name__)\n\n\ndef connect(host, port, timeout=None):\n    ",
+    "def is_prime(n):\n    if n < 2:\n        return False\n    for i in range(2,",
+    "class Config(dict):\n    def __getattr__(self, name):\n        try:\n            return self[name]\n        except KeyError:\n",
+    "def flatten(nested):\n    result = []\n    for item in nested:\n        if isinstance(item, list):\n",
+    "import re\n\nEMAIL = re.compile(r'",
+    "    def __repr__(self):\n        return f'{self.__class__.__name__}(",
+    "def moving_average(values, window):\n    if window <= 0:\n        raise ValueError(",
+    "from collections import defaultdict\n\n\ndef group_by(items, key):\n    groups = defaultdict(list)\n    for item in items:\n",
+]

@@ -201,7 +201,7 @@ def bench_compact(report: Report) -> None:
         pools = [torch.randn(65_536, KV_HEADS, HEAD_DIM, device="cuda").bfloat16() for _ in range(2 * LAYERS)]
         order = torch.randperm(65_536, device="cuda")[: bs * 64].view(bs, 64)
         path = torch.rand(bs, 63, device="cuda").topk(HORIZON).indices.sort(1).values + 1
-        src, dst = order.gather(1, path).flatten(), order[:, 1 : HORIZON + 1].flatten()
+        src, dst = order.gather(1, path), order[:, 1 : HORIZON + 1].contiguous()
         before = [pool.clone() for pool in pools]
         table = KvPools(pools)
         compact_kv(table, dst, src)

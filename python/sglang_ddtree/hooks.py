@@ -49,6 +49,22 @@ CONTACTS: tuple[Contact, ...] = (
         "sglang_ddtree.server_args.DDTreeServerArgs",
     ),
     Contact(
+        S + "server_args.ServerArgs._handle_mamba_radix_cache",
+        "self model_arch",
+        "overridden: extra_buffer for text-only Qwen3.5",
+    ),
+    Contact(S + "server_args.ServerArgs._handle_cpu_backends", "self", "overridden: torch_native on CPU"),
+    Contact(
+        S + "server_args.ServerArgs._validate_mamba_extra_buffer",
+        "self view model_arch",
+        "overridden: CPU",
+    ),
+    Contact(
+        S + "configs.hybrid_arch.hybrid_gdn_config",
+        "model_config",
+        "tells GDN targets from others",
+    ),
+    Contact(
         S + "entrypoints.engine.Engine.server_args_class",
         None,
         "Engine(...) builds its arguments from this class",

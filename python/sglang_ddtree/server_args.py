@@ -67,14 +67,26 @@ class DDTreeServerArgs(ServerArgs):
         return (self.speculative_algorithm or "").upper() == ALGORITHM
 
     def _handle_cpu_backends(self):
-        """On CPU the hybrid prefix cache would fall back to `no_buffer`, which turns overlap scheduling off."""
+        """SGLang would fall back from intel_amx only later, after other fields have been checked against it."""
         super()._handle_cpu_backends()
-        if self.device != "cpu":
-            return
-        if self.attention_backend == "intel_amx":
+        if self.device == "cpu" and self.attention_backend == "intel_amx":
             self.attention_backend = "torch_native"
-        if self.mamba_radix_cache_strategy == "auto":
+
+    def _handle_mamba_radix_cache(self, model_arch: str):
+        """The prefix cache of a GDN target: snapshots in extra slots, which is what overlap scheduling needs.
+
+        SGLang resolves `auto` by a list of architectures that lacks text-only Qwen3.5.
+        """
+        from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
+
+        hybrid = hybrid_gdn_config(self.get_model_config()) is not None
+        if hybrid and self.mamba_radix_cache_strategy == "auto" and not self.disable_radix_cache:
             self.mamba_radix_cache_strategy = "extra_buffer"
+        super()._handle_mamba_radix_cache(model_arch)
+
+    def _validate_mamba_extra_buffer(self, view, model_arch: str):
+        if self.device != "cpu":  # its check of the device knows accelerators only
+            super()._validate_mamba_extra_buffer(view, model_arch)
 
 
 def check_flags(args: DDTreeServerArgs) -> None:

@@ -21,7 +21,7 @@ from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask, prepare_mamba_track_for_verify
 from sglang_ddtree_kernel.accept_tree import accept_tree
 from sglang_ddtree_kernel.build_tree import build_tree
-from sglang_ddtree_kernel.compact_kv import compact_kv
+from sglang_ddtree_kernel.compact_kv import KvPools, compact_kv
 
 from sglang_ddtree import hooks
 from sglang_ddtree.draft.block import draft_block_batch
@@ -72,6 +72,9 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def init_attention_backends(self):
         super().init_attention_backends()
+        pool = self.model_runner.token_to_kv_pool
+        pool = getattr(pool, "full_kv_pool", pool)
+        self.kv_pools = KvPools([*pool.k_buffer, *pool.v_buffer])
         if getattr(self.model_runner.req_to_token_pool, "mamba_pool", None) is not None:
             self.stash = GdnStash(self.model_runner, self.num_rows)
 
@@ -218,9 +221,7 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def _commit_target(self, batch: ScheduleBatch, accepted: Accepted) -> None:
         """KV of the accepted rows moves to the committed slots; conv and recurrent state fold along the path."""
-        pool = self.model_runner.token_to_kv_pool
-        pool = getattr(pool, "full_kv_pool", pool)
-        compact_kv([*pool.k_buffer, *pool.v_buffer], accepted.dst_slots.flatten(), accepted.src_slots.flatten())
+        compact_kv(self.kv_pools, accepted.dst_slots, accepted.src_slots)
         if self.stash is None:
             return
         track_steps = None

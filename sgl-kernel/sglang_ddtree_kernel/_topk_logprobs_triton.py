@@ -1,7 +1,8 @@
-"""Triton kernels of `topk_logprobs`: one pass that keeps a maximum per group, and a search in few groups.
+"""Triton kernels of `topk_logprobs`: one pass that keeps maxima, and a search that descends along them.
 
-The k best columns lie in the k groups of neighbouring columns whose maxima are greatest (of equal maxima, those
-that stand first): every column outside them is outranked by k of those maxima.
+Columns form groups, and groups form blocks. The k best columns lie in the k groups whose maxima are greatest
+(of equal maxima, those that stand first): every column outside them is outranked by k of those maxima. The k
+best groups lie in the k best blocks likewise.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import triton.language as tl
 
 from sglang_ddtree_kernel.reference.topk_logprobs import ShardTopK
 
-GROUP = 128
-# A program of the first kernel reads STEPS x LANES x 16 bytes of one row.
-STEPS, LANES, NUM_WARPS = 4, 128, 4
+GROUP = 32  # columns
+STEPS, LANES = 4, 32  # a block is STEPS x LANES x 16 bytes of a row, read by one warp
 NO_ID = tl.constexpr(0x7FFFFFFF)
 NOTHING = tl.constexpr(-0x80000000)
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -50,20 +50,21 @@ def _value(ordered):
 @triton.jit
 def _pass_kernel(
     logits,
-    maxima_out,
-    lse_out,
+    group_max_out,
+    block_max_out,
+    block_lse_out,
     vocab,
     row_stride,
-    num_groups,
     ALIGNED: tl.constexpr,
     GROUP: tl.constexpr,
     STEPS: tl.constexpr,
     LANES: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """Group maxima [R, num_groups] in the dtype of the logits, and log-sum-exps of blocks [R, blocks]."""
+    """Maxima of groups [R, blocks, BLOCK / GROUP] and of blocks [R, blocks], and log-sum-exps of blocks."""
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     BLOCK: tl.constexpr = STEPS * LANES * VECTOR
+    STEP_GROUPS: tl.constexpr = LANES * VECTOR // GROUP
     vector_column = block * BLOCK + (
         (tl.arange(0, STEPS) * (LANES * VECTOR))[:, None, None]
         + (tl.arange(0, LANES) * VECTOR)[None, :, None]
@@ -74,19 +75,21 @@ def _pass_kernel(
     x = tl.load(logits + row * row_stride + column, mask=inside, other=-float("inf"))
     x32 = x.to(tl.float32)
 
+    out = row * tl.num_programs(0) + block
     step_max = tl.max(x32, 2)
-    maxima = tl.max(tl.reshape(step_max, [STEPS, LANES * VECTOR // GROUP, GROUP // VECTOR]), 2)
-    group = block * (BLOCK // GROUP) + tl.arange(0, STEPS)[:, None] * (LANES * VECTOR // GROUP)
-    group = group + tl.arange(0, LANES * VECTOR // GROUP)[None, :]
-    tl.store(maxima_out + row * num_groups + group, maxima.to(x.dtype), mask=group < num_groups)
+    group_max = tl.max(tl.reshape(step_max, [STEPS, STEP_GROUPS, GROUP // VECTOR]), 2)
+    group = tl.arange(0, STEPS)[:, None] * STEP_GROUPS + tl.arange(0, STEP_GROUPS)[None, :]
+    tl.store(group_max_out + out * (BLOCK // GROUP) + group, group_max.to(x.dtype))
 
+    # Every lane sums relative to its own maximum, so that no lane waits for another before the end.
     lane_max = tl.max(step_max, 0)
     base = tl.where(lane_max == -float("inf"), 0.0, lane_max) * LOG2E
     lane_sum = tl.sum(tl.sum(tl.exp2(x32 * LOG2E - base[None, :, None]), 2), 0)
     block_max = tl.max(lane_max)
     block_base = tl.where(block_max == -float("inf"), 0.0, block_max) * LOG2E
     total = tl.sum(lane_sum * tl.exp2(base - block_base))
-    tl.store(lse_out + row * tl.num_programs(0) + block, block_max + tl.log(total))
+    tl.store(block_max_out + out, block_max.to(x.dtype))
+    tl.store(block_lse_out + out, block_max + tl.log(total))
 
 
 @triton.jit
@@ -110,9 +113,25 @@ def _best_pairs(high, low, place, K: tl.constexpr):
 
 
 @triton.jit
+def _best_units(maxima, unit, inside, limit, place, K: tl.constexpr):
+    """Numbers of the K units with the greatest maxima, `limit` where there are fewer; in no useful order."""
+    wide: tl.constexpr = maxima.dtype.primitive_bitwidth == 32
+    nothing: tl.constexpr = -(2**63) if wide else -(2**31)
+    low_bits: tl.constexpr = 0x7FFFFFFF if wide else 0xFFFF
+    key = tl.where(inside, _key(maxima, unit), nothing)
+    best = tl.zeros_like(place)
+    for i in range(K):
+        top = tl.max(key)
+        best = tl.where(place == i, low_bits - (top & low_bits).to(tl.int32), best)
+        key = tl.where(key == top, nothing, key)
+    return tl.minimum(best, limit)
+
+
+@triton.jit
 def _search_kernel(
     logits,
-    maxima,
+    group_max,
+    block_max,
     block_lse,
     values_out,
     ids_out,
@@ -120,40 +139,35 @@ def _search_kernel(
     vocab,
     row_stride,
     vocab_offset,
-    num_groups,
     num_blocks,
     K: tl.constexpr,
     K_PAD: tl.constexpr,
     GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """One row: the K greatest groups, and the K best columns in them."""
+    """One row: its K best blocks, the K best groups of those, and the K best columns of those."""
     row = tl.program_id(0).to(tl.int64)
-    dtype: tl.constexpr = logits.dtype.element_ty
-    wide: tl.constexpr = dtype.primitive_bitwidth == 32
-    nothing: tl.constexpr = -(2**63) if wide else -(2**31)
-    low_bits: tl.constexpr = 0x7FFFFFFF if wide else 0xFFFF
     place = tl.arange(0, K_PAD)
-
-    group = tl.arange(0, GROUPS)
-    key = _key(tl.load(maxima + row * num_groups + group, mask=group < num_groups, other=0.0), group)
-    key = tl.where(group < num_groups, key, nothing)
-    chosen = tl.zeros([K_PAD], tl.int32)
-    for i in range(K):
-        top = tl.max(key)
-        chosen = tl.where(place == i, low_bits - (top & low_bits).to(tl.int32), chosen)
-        key = tl.where(key == top, nothing, key)
-    chosen = tl.minimum(chosen, num_groups)  # where there are fewer than K groups
+    used = (place < K)[:, None]
 
     block = tl.arange(0, BLOCKS)
-    lse = tl.load(block_lse + row * num_blocks + block, mask=block < num_blocks, other=-float("inf"))
+    exists = block < num_blocks
+    lse = tl.load(block_lse + row * num_blocks + block, mask=exists, other=-float("inf"))
     tl.store(lse_out + row, _log_sum_exp(lse))
+    maxima = tl.load(block_max + row * num_blocks + block, mask=exists, other=0.0)
+    blocks = _best_units(maxima, block, exists, num_blocks, place, K)
 
-    column = chosen[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    inside = (column < vocab) & (place < K)[:, None]
-    x = tl.load(logits + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
-    best_high, best_low = _best_pairs(tl.where(inside, _ordered(x), NOTHING), ~column, place, K)
+    group = blocks[:, None] * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)[None, :]
+    num_groups = num_blocks * BLOCK_GROUPS
+    exists = used & (group < num_groups)
+    maxima = tl.load(group_max + row * num_groups + group, mask=exists, other=0.0)
+    groups = _best_units(maxima, group, exists, num_groups, place, K)
+
+    column = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    exists = used & (column < vocab)
+    x = tl.load(logits + row * row_stride + column, mask=exists, other=0.0).to(tl.float32)
+    best_high, best_low = _best_pairs(tl.where(exists, _ordered(x), NOTHING), ~column, place, K)
     out = row * K + place
     tl.store(values_out + out, _value(best_high), mask=place < K)
     tl.store(ids_out + out, (~best_low + vocab_offset).to(tl.int64), mask=place < K)
@@ -196,9 +210,9 @@ def topk_logprobs_triton(logits: torch.Tensor, k: int, vocab_offset: int = 0) ->
         logits = logits.contiguous()
     num_rows, vocab = logits.shape
     vector = 16 // logits.element_size()
-    blocks = triton.cdiv(vocab, STEPS * LANES * vector)
-    groups = triton.cdiv(vocab, GROUP)
-    if groups > 1 << 16:
+    block = STEPS * LANES * vector
+    num_blocks, block_groups = triton.cdiv(vocab, block), block // GROUP
+    if num_blocks * block_groups > 1 << 16:
         raise ValueError(f"logits must have at most {GROUP << 16} columns, got {vocab}")
     out = ShardTopK(
         logits.new_empty(num_rows, k, dtype=torch.float32),
@@ -207,38 +221,39 @@ def topk_logprobs_triton(logits: torch.Tensor, k: int, vocab_offset: int = 0) ->
     )
     if not num_rows:
         return out
-    maxima = logits.new_empty(num_rows, groups)
-    block_lse = logits.new_empty(num_rows, blocks, dtype=torch.float32)
-    _pass_kernel[(blocks, num_rows)](
+    group_max = logits.new_empty(num_rows, num_blocks, block_groups)
+    block_max = logits.new_empty(num_rows, num_blocks)
+    block_lse = logits.new_empty(num_rows, num_blocks, dtype=torch.float32)
+    _pass_kernel[(num_blocks, num_rows)](
         logits,
-        maxima,
+        group_max,
+        block_max,
         block_lse,
         vocab,
         logits.stride(0),
-        groups,
         ALIGNED=vocab % vector == 0,
         GROUP=GROUP,
         STEPS=STEPS,
         LANES=LANES,
         VECTOR=vector,
-        num_warps=NUM_WARPS,
+        num_warps=1,
     )
     _search_kernel[(num_rows,)](
         logits,
-        maxima,
+        group_max,
+        block_max,
         block_lse,
         *out,
         vocab,
         logits.stride(0),
         vocab_offset,
-        groups,
-        blocks,
+        num_blocks,
         K=k,
         K_PAD=triton.next_power_of_2(k),
         GROUP=GROUP,
-        GROUPS=triton.next_power_of_2(groups),
-        BLOCKS=triton.next_power_of_2(blocks),
-        num_warps=4,
+        BLOCK_GROUPS=block_groups,
+        BLOCKS=triton.next_power_of_2(num_blocks),
+        num_warps=1,  # a maximum over one warp needs no barrier, and the search is nothing but such maxima
     )
     return out
 
@@ -260,6 +275,6 @@ def merge_topk_triton(
             K=k,
             K_PAD=triton.next_power_of_2(k),
             SHARDS=triton.next_power_of_2(shards),
-            num_warps=1,  # a maximum over one warp needs no barrier
+            num_warps=1,
         )
     return logprobs, out_ids

@@ -10,8 +10,9 @@ import triton.language as tl
 
 from sglang_ddtree_kernel.tree_types import num_words
 
-MIN_SHARE_BLOCKS = 4  # blocks of keys below which one more part costs more to merge than it saves
-MAX_SPLITS = 32
+# Keys below which a share costs more to merge than it saves; few tiles need the shares to fill the chip.
+MIN_SHARE, MIN_SHARE_OF_MANY = 128, 1024
+MAX_SPLITS = 31  # with the tree's part a power of two
 LOG2E = 1.4426950408889634
 
 
@@ -31,7 +32,7 @@ def pick_tile(capability: int, head_dim: int, itemsize: int, stacked_rows: int) 
         return Tile(16, 32, 4, 2) if head_dim > 128 and not roomy else Tile(16, 64, 4, 2)
     if stacked_rows <= 64 or not roomy:
         if head_dim > 128:
-            return Tile(64, 64, 4, 2) if roomy else Tile(64, 32, 8, 1)
+            return Tile(64, 32, 4, 3) if roomy else Tile(64, 32, 8, 1)
         return Tile(64, 64, 4, 2)
     return Tile(128, 64, 8, 2)
 
@@ -113,7 +114,7 @@ def _split_kernel(
 ):
     """A tile of one KV head's stacked queries against one share of the committed keys, or the tree's keys.
 
-    Row m of the stack is query head m % group of tree row m // group. The last part is the tree.
+    Row m of the stack is head m % group of tree row m // group. The tree is the last part.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     request, kv_head = tl.program_id(2) // KV_HEADS, tl.program_id(2) % KV_HEADS
@@ -188,46 +189,34 @@ def _merge_kernel(
     part_out,
     part_lse,
     out,
-    num_outputs,
     parts,
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
-    BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """[parts, outputs, DV] weighted by [parts, outputs] base-2 log-sum-exps; a part at -inf is not read."""
-    output = (tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
-    exists = output < num_outputs
+    """One output of [parts, outputs, DV] by its base-2 log-sum-exps; a part at -inf is not read.
+
+    All parts are loaded at once: their latency would add up in a loop.
+    """
+    output, outputs = tl.program_id(0), tl.num_programs(0)
     part, dv = tl.arange(0, PARTS), tl.arange(0, BLOCK_DV)
-    listed = exists[:, None] & (part < parts)[None, :]
-    lse_at = part_lse + part.to(tl.int64)[None, :] * num_outputs + output[:, None]
-    lse = tl.load(lse_at, mask=listed, other=-float("inf"))
-    greatest = tl.max(lse, 1)
-    greatest = tl.where(greatest == -float("inf"), 0.0, greatest)
-    total = tl.sum(tl.exp2(lse - greatest[:, None]), 1)
-    acc = tl.zeros([BLOCK_R, BLOCK_DV], tl.float32)
-    at = output
-    for _ in range(parts):
-        weight = tl.exp2(tl.load(part_lse + at, mask=exists, other=-float("inf")) - greatest)
-        mask = (weight > 0)[:, None] & (dv < DV)[None, :]
-        acc += weight[:, None] * tl.load(part_out + at[:, None] * DV + dv[None, :], mask=mask, other=0.0)
-        at += num_outputs
-    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(
-        out + output[:, None] * DV + dv[None, :],
-        acc.to(out.dtype.element_ty),
-        mask=exists[:, None] & (dv < DV)[None, :],
-    )
+    at = part.to(tl.int64) * outputs + output
+    lse = tl.load(part_lse + at, mask=part < parts, other=-float("inf"))
+    weight = tl.exp2(lse - tl.max(lse))  # a row sees itself, so that one part is finite
+    mask = (weight > 0)[:, None] & (dv < DV)[None, :]
+    values = tl.load(part_out + at[:, None] * DV + dv[None, :], mask=mask, other=0.0)
+    merged = tl.sum(weight[:, None] * values, 0) / tl.sum(weight)
+    tl.store(out + output.to(tl.int64) * DV + dv, merged.to(out.dtype.element_ty), mask=dv < DV)
 
 
-def pick_splits(tiles: int, num_sms: int, tile: Tile, max_ctx: int) -> int:
-    """Shares of the committed keys; `tiles` programs would run were they not split."""
+def pick_splits(tiles: int, num_sms: int, tile: Tile, max_ctx: int) -> tuple[int, int]:
+    """Shares of the committed keys, and the least keys of a share; `tiles` programs would run without."""
     resident = num_sms * (1 if tile.block_m > 64 else 2)
-    # Within one wave if that gives two shares or more, else shares small enough for a short last wave.
-    splits = resident // tiles - 1
-    if splits < 2:
-        splits = triton.cdiv(2 * resident, tiles)
-    return max(min(splits, MAX_SPLITS, triton.cdiv(max_ctx, MIN_SHARE_BLOCKS * tile.block_n)), 1)
+    splits, min_share = resident // tiles - 1, MIN_SHARE
+    if splits < 2:  # no longer one wave with the tree's part: the count whose last wave idles least
+        splits = min(range(1, 5), key=lambda s: (round(triton.cdiv(tiles * s, resident) / s, 1), s))
+        min_share = MIN_SHARE_OF_MANY
+    return max(min(splits, MAX_SPLITS, triton.cdiv(max_ctx, min_share)), 1), min_share
 
 
 def tree_attention_triton(
@@ -265,8 +254,8 @@ def tree_attention_triton(
     if tile is None:
         tile = pick_tile(capability, max(block_d, block_dv), dtype.itemsize, num_rows * group)
     m_tiles = triton.cdiv(num_rows * group, tile.block_m)
-    if splits is None:
-        splits = pick_splits(max(m_tiles * kv_heads * bs, 1), num_sms, tile, req_to_token.shape[1])
+    picked, min_share = pick_splits(max(m_tiles * kv_heads * bs, 1), num_sms, tile, req_to_token.shape[1])
+    splits = splits or picked
     num_outputs = bs * num_rows * q_heads
     part_out = q.new_empty(splits + 1, num_outputs, dv, dtype=torch.float32)
     part_lse = q.new_empty(splits + 1, num_outputs, dtype=torch.float32)
@@ -306,21 +295,19 @@ def tree_attention_triton(
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         WORDS=num_words(num_rows),
-        MIN_BLOCKS=MIN_SHARE_BLOCKS,
+        MIN_BLOCKS=triton.cdiv(min_share, tile.block_n),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    block_r = max(1, 2048 // block_dv)
-    _merge_kernel[(triton.cdiv(num_outputs, block_r),)](
+    parts_padded = triton.next_power_of_2(splits + 1)
+    _merge_kernel[(num_outputs,)](
         part_out,
         part_lse,
         out,
-        num_outputs,
         splits + 1,
         DV=dv,
         BLOCK_DV=block_dv,
-        BLOCK_R=block_r,
-        PARTS=triton.next_power_of_2(splits + 1),
-        num_warps=4,
+        PARTS=parts_padded,
+        num_warps=4 if parts_padded * block_dv > 1024 else 1,
     )
     return out

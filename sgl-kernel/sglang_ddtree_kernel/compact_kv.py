@@ -43,36 +43,39 @@ def compact_kv(pools: list[torch.Tensor] | KvPools, dst: torch.Tensor, src: torc
 
     Args:
         pools: each [slots, ...], any dtype; shapes behind the first dimension may differ. A list of CUDA
-            tensors has its addresses copied to the device at every call; `KvPools` does it once. Beyond 4096
-            moves, pools are moved one after the other.
-        dst: int64 [M], destination slots, distinct except among moves with dst == src.
-        src: int64 [M], source slots.
+            tensors has its addresses copied to the device at every call; `KvPools` does it once.
+        dst: int64 [M] or [bs, M], destination slots, distinct except among moves with dst == src.
+        src: int64, shaped as `dst`, source slots. No move of one request may read what a move of another
+            writes; on CUDA, requests then move side by side, which one list of all moves cannot.
 
     Raises:
-        ValueError: `dst` or `src` is not int64 [M], or their lengths differ.
+        ValueError: `dst` or `src` is not int64, their shapes differ, or (on CUDA) M exceeds 4096.
     """
-    if dst.ndim != 1 or dst.dtype != torch.int64:
-        raise ValueError(f"dst must be int64 [M], got {dst.dtype} {list(dst.shape)}")
+    if dst.ndim not in (1, 2) or dst.dtype != torch.int64:
+        raise ValueError(f"dst must be int64 [M] or [bs, M], got {dst.dtype} {list(dst.shape)}")
     if src.shape != dst.shape or src.dtype != torch.int64:
         raise ValueError(f"src must be int64 {list(dst.shape)} as dst is, got {src.dtype} {list(src.shape)}")
-    if dst.is_cuda and dst.shape[0] <= MAX_MOVES:
+    if dst.is_cuda:
         compact_kv_triton(pools if isinstance(pools, KvPools) else KvPools(pools), dst, src)
     else:
-        reference.compact_kv(pools.pools if isinstance(pools, KvPools) else pools, dst, src)
+        pools = pools.pools if isinstance(pools, KvPools) else pools
+        reference.compact_kv(pools, dst.flatten(), src.flatten())
 
 
 @triton.jit
 def _compact_kernel(
     table, dst, src, num_moves, WORD: tl.constexpr, MOVES: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """All moves of one block of columns of one pool, which no other program touches."""
-    entry = table + tl.program_id(0) * 3
+    """All moves of one request in one block of columns of one pool, which no other program touches."""
+    WORD_BYTES: tl.constexpr = WORD.primitive_bitwidth // 8
+    entry = table + tl.program_id(1) * 3
     base, pitch, row_bytes = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
-    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)) * (WORD.primitive_bitwidth // 8)
-    if tl.program_id(1) * COLUMNS * (WORD.primitive_bitwidth // 8) < row_bytes:
+    column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)) * WORD_BYTES
+    if tl.program_id(0) * COLUMNS * WORD_BYTES < row_bytes:
         move = tl.arange(0, MOVES)
-        from_slot = tl.load(src + move, mask=move < num_moves, other=0)
-        to_slot = tl.load(dst + move, mask=move < num_moves, other=0)
+        first = tl.program_id(2) * num_moves
+        from_slot = tl.load(src + first + move, mask=move < num_moves, other=0)
+        to_slot = tl.load(dst + first + move, mask=move < num_moves, other=0)
         real = (from_slot != to_slot)[:, None] & (column < row_bytes)[None, :]
         read = (base + from_slot * pitch)[:, None] + column[None, :]
         write = (base + to_slot * pitch)[:, None] + column[None, :]
@@ -82,13 +85,15 @@ def _compact_kernel(
 
 
 def compact_kv_triton(pools: KvPools, dst: torch.Tensor, src: torch.Tensor) -> None:
-    """`compact_kv` of at most MAX_MOVES in one launch; a program reads all moves of its columns first."""
-    num_moves = dst.shape[0]
-    if not num_moves or not pools.max_row_words:
+    """`compact_kv` in one launch; a program reads all moves of its request and columns before it writes."""
+    bs, num_moves = dst.shape if dst.ndim == 2 else (1, dst.shape[0])
+    if num_moves > MAX_MOVES:
+        raise ValueError(f"dst must hold at most {MAX_MOVES} moves per request, got {num_moves}")
+    if not bs or not num_moves or not pools.max_row_words:
         return
     moves = triton.next_power_of_2(num_moves)
     columns = min(max(TILE_BYTES // (moves * pools.word), 1), triton.next_power_of_2(pools.max_row_words))
-    _compact_kernel[(len(pools.pools), triton.cdiv(pools.max_row_words, columns))](
+    _compact_kernel[(triton.cdiv(pools.max_row_words, columns), len(pools.pools), bs)](
         pools.table,
         dst.contiguous(),
         src.contiguous(),

@@ -43,7 +43,7 @@ class Resources:
 
 @contextmanager
 def record_launches():
-    """Yields a list that receives (kernel, args, kwargs) of every launch instead of launching; meta tensors do."""
+    """Yields a list of (kernel, args, kwargs) of launches, none of which happens: meta tensors will do."""
     launches, run = [], JITFunction.run
     JITFunction.run = lambda self, *args, grid, warmup, **kwargs: launches.append((self, args, kwargs))
     try:

@@ -24,19 +24,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 ARCHES = (90, 100, 120)
-SHARED_LIMIT = {90: 232_448, 100: 232_448, 120: 101_376}
 FLOATS = {"bf16": 2, "fp32": 4}
 
 
-def compile_for(
-    kernel, signature: dict, constexprs: dict, arch: int, num_warps: int, num_stages: int = 3
-) -> dict:
+def compile_for(kernel, signature, constexprs, arch: int, num_warps: int, num_stages: int) -> dict:
     """signature: types of the arguments that are no constants; "16" behind a colon says a multiple of 16."""
     types, attrs = {}, {}
     for i, name in enumerate(kernel.arg_names):
         kind = signature.get(name, "constexpr")
         types[name] = kind.split(":")[0]
-        if name in signature and (kind.endswith(":16") or kind.startswith("*")):
+        if kind.endswith(":16") or kind.startswith("*"):
             attrs[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, types, constexprs, attrs)
     options = {"num_warps": num_warps, "num_stages": num_stages}
@@ -95,8 +92,8 @@ def attention_cases(arch: int):
                     tile.num_stages,
                 )
             signature = {"part_out": "*fp32", "part_lse": "*fp32", "out": f"*{dtype}"}
-            signature |= {"num_outputs": "i32", "parts": "i32"}
-            constexprs = {"DV": d, "BLOCK_DV": d, "BLOCK_R": 2048 // d, "PARTS": 32}
+            signature |= {"parts": "i32"}
+            constexprs = {"DV": d, "BLOCK_DV": d, "PARTS": 32}
             yield (
                 f"attention merge {dtype} d{d}",
                 _tree_attention_triton._merge_kernel,
@@ -110,17 +107,21 @@ def attention_cases(arch: int):
 def topk_cases():
     module = _topk_logprobs_triton
     for dtype, itemsize in FLOATS.items():
-        names = "vocab:i32:16 row_stride:i32:16 vocab_offset:i32 num_groups:i32 num_blocks:i32"
+        names = "vocab:i32:16 row_stride:i32:16 vocab_offset:i32 num_blocks:i32"
         common = {"logits": f"*{dtype}"} | dict(name.split(":", 1) for name in names.split())
-        signature = common | {"maxima_out": f"*{dtype}", "lse_out": "*fp32"}
+        signature = common | {"group_max_out": f"*{dtype}", "block_max_out": f"*{dtype}"}
+        signature |= {"block_lse_out": "*fp32"}
+        vector = 16 // itemsize
         constexprs = {"ALIGNED": True, "GROUP": module.GROUP, "STEPS": module.STEPS}
-        constexprs |= {"LANES": module.LANES, "VECTOR": 16 // itemsize}
-        yield f"topk pass {dtype}", module._pass_kernel, signature, constexprs, module.NUM_WARPS, 3
+        constexprs |= {"LANES": module.LANES, "VECTOR": vector}
+        yield f"topk pass {dtype}", module._pass_kernel, signature, constexprs, 1, 3
+        block_groups = module.STEPS * module.LANES * vector // module.GROUP
         for k in (1, 8, 32):
-            signature = common | {"maxima": f"*{dtype}", "block_lse": "*fp32", "values_out": "*fp32"}
-            signature |= {"ids_out": "*i64", "lse_out": "*fp32"}
-            constexprs = {"K": k, "K_PAD": k, "GROUP": module.GROUP, "GROUPS": 2048, "BLOCKS": 128}
-            yield f"topk search {dtype} k{k}", module._search_kernel, signature, constexprs, 4, 3
+            signature = common | {"group_max": f"*{dtype}", "block_max": f"*{dtype}", "block_lse": "*fp32"}
+            signature |= {"values_out": "*fp32", "ids_out": "*i64", "lse_out": "*fp32"}
+            constexprs = {"K": k, "K_PAD": k, "GROUP": module.GROUP, "BLOCK_GROUPS": block_groups}
+            constexprs |= {"BLOCKS": 2048 // vector}
+            yield f"topk search {dtype} k{k}", module._search_kernel, signature, constexprs, 1, 3
     for k, shards in ((8, 8), (32, 8)):
         signature = {x: "*fp32" for x in ("values", "lse", "logprobs_out")}
         signature |= {"ids": "*i64", "ids_out": "*i64", "shards": "i32"}

@@ -47,6 +47,14 @@ def test_permutation_of_wide_rows(tile_bytes, monkeypatch):
     check(pools, list(range(40)), order)
 
 
+def test_requests_move_side_by_side():
+    rng = torch.Generator().manual_seed(1)
+    slots = torch.randperm(60, generator=rng).view(3, 20)
+    path = torch.rand(3, 19, generator=rng).topk(7).indices.sort(1).values + 1
+    pools = [torch.randn(60, 2, 8, generator=rng)]
+    check(pools, slots[:, 1:8].tolist(), slots.gather(1, path).tolist())
+
+
 def test_bytes_and_padded_pitch():
     """Rows of an odd number of bytes, and rows that lie further apart than they are long."""
     rng = torch.Generator().manual_seed(0)
@@ -63,7 +71,7 @@ def test_bytes_and_padded_pitch():
 def test_cpu_accepts_the_table_too():
     pools = make_pools(9)
     expected = pools[0][5].clone()
-    compact_kv(KvPools(pools), torch.tensor([2]), torch.tensor([5]))
+    compact_kv(KvPools(pools), torch.tensor([[2]]), torch.tensor([[5]]))
     assert torch.equal(pools[0][2], expected)
 
 
@@ -75,3 +83,6 @@ def test_most_moves():
 def test_errors():
     with pytest.raises(ValueError, match="^pools must"):
         KvPools([torch.zeros(4, 6)[:, ::2]])
+    moves = torch.zeros(module.MAX_MOVES + 1, dtype=torch.int64, device=DEVICE)
+    with pytest.raises(ValueError, match="^dst must"):
+        compact_kv_triton(KvPools([torch.zeros(4, 6, device=DEVICE)]), moves, moves)

@@ -16,7 +16,6 @@ def small_tiles(monkeypatch):
     """Several blocks per row and groups per block at sizes that the interpreter bears."""
     monkeypatch.setattr(kernels, "STEPS", 2)
     monkeypatch.setattr(kernels, "LANES", 8)
-    monkeypatch.setattr(kernels, "NUM_WARPS", 1)
     monkeypatch.setattr(kernels, "GROUP", 16)
 
 

@@ -37,7 +37,7 @@ def test_mixed_lengths(num_rows, q_heads, kv_heads, d, dv):
 
 @pytest.mark.parametrize("splits", [1, 2, 5, 31])
 def test_splits(splits, monkeypatch):
-    monkeypatch.setattr(kernels, "MIN_SHARE_BLOCKS", 1)
+    monkeypatch.setattr(kernels, "MIN_SHARE", 16)
     check(make_case([15, 16, 17, 159], 5, 4, 2, 16, 16), splits=splits)
 
 
@@ -88,14 +88,19 @@ def test_int32_lengths_and_strided_queries():
 def test_the_picked_tile_at_served_head_sizes():
     lengths = [70] if DEVICE == "cpu" else [70, 1, 0, 5000]
     for d in (64, 128, 256):
-        for num_rows in (2, 16) if DEVICE == "cpu" else (1, 2, 16, 64, 65, 256, 512):
+        for num_rows in (2, 16) if DEVICE == "cpu" else (1, 2, 16, 65):
             check(make_case(lengths, num_rows, 12, 2, d, d, HALF, invalid=1), tile=None)
         check(make_case(lengths, 5, 12, 2, d, d), tile=None)
+    if DEVICE == "cuda":
+        check(make_case([70], 512, 2, 1, 256, 256, HALF, invalid=1), tile=None)
 
 
 def test_split_counts_follow_from_shapes():
-    assert pick_splits(12, 132, Tile(128, 64, 8, 2), 1 << 18) == 10
-    assert pick_splits(12, 132, Tile(128, 64, 8, 2), 300) == 2
-    assert pick_splits(96, 132, Tile(128, 64, 8, 2), 1 << 18) == 3
-    assert pick_splits(1, 132, Tile(16, 64, 4, 2), 1 << 18) == 32
-    assert pick_splits(10_000, 132, Tile(128, 64, 8, 2), 1 << 18) == 1
+    def splits(tiles, tile, max_ctx):
+        return pick_splits(tiles, 132, tile, max_ctx)[0]
+
+    assert splits(12, Tile(128, 64, 8, 2), 1 << 18) == 10
+    assert splits(12, Tile(128, 64, 8, 2), 300) == 3
+    assert splits(96, Tile(128, 64, 8, 2), 1 << 18) == 4
+    assert splits(1, Tile(16, 64, 4, 2), 1 << 18) == 31
+    assert splits(10_000, Tile(128, 64, 8, 2), 1 << 18) == 1

@@ -96,6 +96,14 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "cpu",
     ),
     Contact(
+        S + "utils.numa_utils.init_threads_binding",
+        "tp_rank tp_size",
+        "wants a NUMA node for each tensor-parallel rank",
+        "replace",
+        P + "init_threads_binding",
+        "cpu",
+    ),
+    Contact(
         S + "distributed.device_communicators.pynccl.PyNcclCommunicator.__init__",
         "self group device library_path is_symmetric_memory_enabled",
         "believes itself usable on CPU",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
 
 import torch
 import xgrammar
@@ -55,10 +57,16 @@ def handle_dflash(original, server_args):
 
 
 def use_fork(_result, server_args):
-    """Forked children skip two re-imports of SGLang. Safe without CUDA: the parent has run no parallel torch code."""
+    """Forked children skip two re-imports of SGLang (20 s each).
+
+    Safe in the launcher, which has run no parallel torch code (OpenMP threads do not survive a fork). A program that
+    embeds `sglang.Engine` may have, so there it is opt-in: SGLANG_DDTREE_FORK=1, together with OMP_NUM_THREADS=1.
+    """
     import torch.multiprocessing as mp
 
-    mp.set_start_method("fork", force=True)
+    launcher = os.path.basename(sys.argv[0]) in ("sglang", "launch_server.py")
+    if launcher or os.environ.get("SGLANG_DDTREE_FORK") == "1":
+        mp.set_start_method("fork", force=True)
 
 
 def keep_embedding_dtype(kwargs, runner, forward_batch, *_):
@@ -130,6 +138,12 @@ def track_states_all_layers(conv_states, ssm_states, cache_indices, mask, track_
     track_states(
         conv_states.transpose(0, 1), ssm_states.transpose(0, 1), cache_indices, mask, track_indices, batch_size
     )
+
+
+def init_threads_binding(*, tp_rank, tp_size):
+    """Ranks share the cores evenly; the stock function wants a NUMA node per rank, for kernels that are not here."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // tp_size))
 
 
 def pynccl_init(original, self, group, device, *args, **kwargs):

@@ -48,7 +48,7 @@ def gdn_chunk_prefill(
                 q_rows, k_rows = l2_normalise(q_rows, eps), l2_normalise(k_rows, eps)
             q_rows = q_rows * k.shape[2] ** -0.5
             out[rows], block_starts, S = _run_chunks(
-                q_rows, k_rows, v[rows].to(dtype), g[rows], beta[rows].to(dtype), S, chunk
+                q_rows, k_rows, v[rows].to(dtype), g[rows], beta[rows].to(dtype), S, min(chunk, len(q_rows))
             )
             starts.append(block_starts.float())
         if slot >= 0:

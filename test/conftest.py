@@ -1,0 +1,25 @@
+"""Settings that must stand before torch is imported, and the skip of GPU tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+# Engines are forked from this process (see sglang_ddtree/cpu/patches.py), which OpenMP threads would not survive.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["SGLANG_DDTREE_FORK"] = "1"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_collection_modifyitems(items):
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))

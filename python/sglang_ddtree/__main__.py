@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from rich.console import Console
 
-app = typer.Typer(help="Tools around DDTREE, the tree-speculative algorithm of this SGLang plugin.", add_completion=False)
+app = typer.Typer(help="Tools around DDTREE, the tree-speculative algorithm.", add_completion=False)
 
 
 @app.callback()
@@ -15,7 +15,7 @@ def main() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Check every hook and shim against the installed SGLang by signature; exit 1 and say what is wrong, a line each."""
+    """Check every hook and shim against the installed SGLang; say what is wrong, a line each, and exit 1."""
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
@@ -27,7 +27,10 @@ def doctor() -> None:
         console.print(f"[red]problem[/red] {line}", highlight=False)
     where = "CPU (no GPU found)" if hooks.on_cpu() else "GPU"
     verdict = f"{len(problems)} problems" if problems else "all as pinned"
-    console.print(f"{len(hooks.contacts())} contacts with sglang {hooks.SGLANG_VERSION} on {where}: {verdict}", highlight=False)
+    console.print(
+        f"{len(hooks.contacts())} contacts with sglang {hooks.SGLANG_VERSION} on {where}: {verdict}",
+        highlight=False,
+    )
     raise typer.Exit(1 if problems else 0)
 
 

@@ -35,7 +35,9 @@ class DDTreeAlgorithm(CustomSpecAlgo):
     def carries_draft_hidden_states(self) -> bool:
         return False
 
-    def create_future_map(self, device, req_to_token_pool, needs_cpu_seq_lens=True, needs_confidence_relay=False):
+    def create_future_map(
+        self, device, req_to_token_pool, needs_cpu_seq_lens=True, needs_confidence_relay=False
+    ):
         from sglang.srt.managers.overlap_utils import FutureMap
 
         return FutureMap(device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay)
@@ -62,7 +64,8 @@ class DDTreeAlgorithm(CustomSpecAlgo):
         server_args.speculative_num_draft_tokens = width
         if server_args.mamba_track_interval < width:
             raise DDTreeConfigError(
-                f"--mamba-track-interval: {server_args.mamba_track_interval} is below the {width} rows of one step; use at least that"
+                f"--mamba-track-interval: {server_args.mamba_track_interval} is below the {width} rows of one step; "
+                "use at least that"
             )
 
 

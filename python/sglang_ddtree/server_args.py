@@ -11,6 +11,7 @@ from sglang.srt.server_args import ServerArgs
 
 if TYPE_CHECKING:
     from sglang.srt.speculative.dflash_utils import DFlashDraftConfig
+    from transformers import PretrainedConfig
 
 ALGORITHM = "DDTREE"
 DEFAULT_BUDGET = 15
@@ -53,6 +54,7 @@ class DDTreeServerArgs(ServerArgs):
     def __post_init__(self):
         if self.is_ddtree():
             check_flags(self)
+            draft_config(self)
         super().__post_init__()
 
     @classmethod
@@ -98,7 +100,9 @@ def check_flags(args: DDTreeServerArgs) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise DDTreeConfigError(f"{flag}: {value!r} is not a whole number of at least 1")
     if args.speculative_draft_model_path is None:
-        raise DDTreeConfigError("--speculative-draft-model-path: DDTREE needs a DFlash drafter; name its folder")
+        raise DDTreeConfigError(
+            "--speculative-draft-model-path: DDTREE needs a DFlash drafter; name its folder"
+        )
     if args.speculative_num_draft_tokens is not None:
         raise DDTreeConfigError(
             "--speculative-num-draft-tokens: DDTREE derives it from --speculative-ddtree-budget; leave it out"
@@ -108,11 +112,23 @@ def check_flags(args: DDTreeServerArgs) -> None:
         ("--enable-dp-attention", args.enable_dp_attention, "leave it out"),
         ("--enable-lora", bool(args.enable_lora or args.lora_paths), "serve merged weights"),
         ("--page-size", args.page_size not in (None, 1), "use --page-size 1"),
-        ("--speculative-eagle-topk", args.speculative_eagle_topk not in (None, 1), "use --speculative-ddtree-topk-cap"),
+        (
+            "--speculative-eagle-topk",
+            args.speculative_eagle_topk not in (None, 1),
+            "use --speculative-ddtree-topk-cap",
+        ),
         ("--speculative-draft-window-size", args.speculative_draft_window_size is not None, "leave it out"),
         ("--speculative-adaptive", bool(args.speculative_adaptive), "leave it out"),
-        ("--enable-linear-replayssm", args.enable_linear_replayssm, "leave it out; DDTREE keeps no snapshots"),
-        ("--enable-linear-replayssm-spec", args.enable_linear_replayssm_spec, "leave it out; DDTREE keeps no snapshots"),
+        (
+            "--enable-linear-replayssm",
+            args.enable_linear_replayssm,
+            "leave it out; DDTREE keeps no snapshots",
+        ),
+        (
+            "--enable-linear-replayssm-spec",
+            args.enable_linear_replayssm_spec,
+            "leave it out; DDTREE keeps no snapshots",
+        ),
         ("--enable-return-hidden-states", args.enable_return_hidden_states, "leave it out"),
         ("--disaggregation-mode", args.disaggregation_mode != "null", "leave it out"),
         (
@@ -135,42 +151,59 @@ def check_backends(args: DDTreeServerArgs) -> None:
     for backend in {b for b in attention_backends_of(view) if b is not None}:
         if backend not in supported:
             raise DDTreeConfigError(
-                f"--attention-backend: {backend} is not supported with DDTREE on {args.device}; use {' or '.join(supported)}"
+                f"--attention-backend: {backend} is not supported with DDTREE on {args.device}; "
+                f"use {' or '.join(supported)}"
             )
     if view.page_size not in (None, 1):
         raise DDTreeConfigError("--page-size: not supported with DDTREE; use --page-size 1")
 
 
-def check_pair(args: DDTreeServerArgs) -> DFlashDraftConfig:
-    """Checks the drafter's config against the target's; returns the drafter's. Raises DDTreeConfigError."""
+def draft_config(args: DDTreeServerArgs) -> tuple[PretrainedConfig, DFlashDraftConfig]:
+    """The drafter's config as transformers and as SGLang read it. Raises DDTreeConfigError."""
     from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
     from sglang.srt.utils.hf_transformers_utils import get_config
 
-    flag, path = "--speculative-draft-model-path", args.speculative_draft_model_path
+    path = args.speculative_draft_model_path
     try:
-        hf_draft = get_config(path, trust_remote_code=args.trust_remote_code, revision=args.speculative_draft_model_revision)
-        draft = parse_dflash_draft_config(draft_hf_config=hf_draft)
+        config = get_config(
+            path, trust_remote_code=args.trust_remote_code, revision=args.speculative_draft_model_revision
+        )
+        return config, parse_dflash_draft_config(draft_hf_config=config)
     except Exception as e:
         reason = str(e).strip().splitlines()[0]
-        raise DDTreeConfigError(f"{flag}: no usable DFlash config in {path} ({reason})") from e
+        raise DDTreeConfigError(
+            f"--speculative-draft-model-path: no usable DFlash config in {path} ({reason}); name a drafter's folder"
+        ) from e
 
+
+def check_pair(args: DDTreeServerArgs) -> DFlashDraftConfig:
+    """Checks the drafter's config against the target's; returns the drafter's. Raises DDTreeConfigError."""
+    flag, path = "--speculative-draft-model-path", args.speculative_draft_model_path
+    hf_draft, draft = draft_config(args)
     dflash = getattr(hf_draft, "dflash_config", None) or {}
     target = args.get_model_config()
     draft_text = getattr(hf_draft, "text_config", None) or hf_draft
     if draft.block_size is None or draft.block_size < 2:
-        raise DDTreeConfigError(f"{flag}: config of {path} has no block_size of at least 2; use a DFlash drafter")
+        raise DDTreeConfigError(
+            f"{flag}: config of {path} has no block_size of at least 2; use a DFlash drafter"
+        )
     if dflash.get("mask_token_id") is None and dflash.get("mask_token") is None:
-        raise DDTreeConfigError(f"{flag}: config of {path} names no dflash_config.mask_token_id; use a DFlash drafter")
+        raise DDTreeConfigError(
+            f"{flag}: config of {path} names no dflash_config.mask_token_id; use a DFlash drafter"
+        )
     if args.speculative_dflash_block_size not in (None, draft.block_size):
         raise DDTreeConfigError(
-            f"--speculative-dflash-block-size: {args.speculative_dflash_block_size} differs from the drafter's {draft.block_size}; leave it out"
+            f"--speculative-dflash-block-size: {args.speculative_dflash_block_size} differs from the drafter's "
+            f"{draft.block_size}; leave it out"
         )
     for field, have, want in (
         ("hidden_size", draft_text.hidden_size, target.hf_text_config.hidden_size),
         ("vocab_size", draft_text.vocab_size, target.vocab_size),
     ):
         if have != want:
-            raise DDTreeConfigError(f"{flag}: {field} {have} of {path} differs from the target's {want}; use its own drafter")
+            raise DDTreeConfigError(
+                f"{flag}: {field} {have} of {path} differs from the target's {want}; use its own drafter"
+            )
     cap, rows = args.speculative_ddtree_topk_cap, args.speculative_ddtree_budget + 1
     if cap > target.vocab_size:
         raise DDTreeConfigError(
@@ -178,6 +211,7 @@ def check_pair(args: DDTreeServerArgs) -> DFlashDraftConfig:
         )
     if rows > target.context_len:
         raise DDTreeConfigError(
-            f"--speculative-ddtree-budget: budget + 1 = {rows} rows exceed the context length {target.context_len}; use a smaller budget"
+            f"--speculative-ddtree-budget: budget + 1 = {rows} rows exceed the context length {target.context_len}; "
+            "use a smaller budget"
         )
     return draft

@@ -18,7 +18,11 @@ from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.runtime_context import get_exec
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
-from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask, prepare_mamba_track_for_verify
+from sglang.srt.speculative.spec_utils import (
+    GrammarTree,
+    build_grammar_vocab_mask,
+    prepare_mamba_track_for_verify,
+)
 from sglang_ddtree_kernel.accept_tree import accept_tree
 from sglang_ddtree_kernel.build_tree import build_tree
 from sglang_ddtree_kernel.compact_kv import KvPools, compact_kv
@@ -68,7 +72,9 @@ class DDTreeWorker(DFlashWorkerV2):
     def _refuse_sliding_window(model: torch.nn.Module) -> None:
         for module in model.modules():
             if isinstance(module, RadixAttention) and module.sliding_window_size > 0:
-                raise ValueError("--model-path: DDTREE does not support a target with sliding-window attention")
+                raise ValueError(
+                    "--model-path: DDTREE does not support a target with sliding-window attention"
+                )
 
     def init_attention_backends(self):
         super().init_attention_backends()
@@ -87,11 +93,15 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def _prefill(self, batch: ScheduleBatch, on_publish) -> GenerationBatchResult:
         """Target prefill; the prompt's target features become draft KV at once, before the radix cache may share it."""
-        result = self.target_worker.forward_batch_generation(batch, capture_hidden_mode=CaptureHiddenMode.FULL)
+        result = self.target_worker.forward_batch_generation(
+            batch, capture_hidden_mode=CaptureHiddenMode.FULL
+        )
         result.new_seq_lens = batch.seq_lens
         if on_publish is not None:
             on_publish(result.new_seq_lens)
-        positions = torch.cat([torch.arange(p, p + n) for p, n in zip(batch.prefix_lens, batch.extend_lens)])
+        positions = torch.cat(
+            [torch.arange(p, p + n) for p, n in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
+        )
         self._append_target_hidden_to_draft_kv_by_loc(
             target_hidden=result.logits_output.hidden_states,
             cache_loc=batch.out_cache_loc,
@@ -107,7 +117,7 @@ class DDTreeWorker(DFlashWorkerV2):
     def _decode(self, batch: ScheduleBatch, on_publish, grammar_barrier) -> GenerationBatchResult:
         seq_lens = batch.seq_lens
         seq_lens.record_stream(torch.get_device_module(self.device).current_stream())
-        # One snapshot of the reserved slots: the scheduler may rewrite req_to_token once it has been told that we read it.
+        # One snapshot of the reserved slots: once told that it was read, the scheduler may rewrite req_to_token.
         req_to_token = self.model_runner.req_to_token_pool.req_to_token
         slots = req_to_token[batch.req_pool_indices[:, None], seq_lens[:, None] + self._offsets].long()
 
@@ -118,7 +128,9 @@ class DDTreeWorker(DFlashWorkerV2):
             batch=None, forward_batch=verify_batch, is_verify=True, skip_attn_backend_init=True
         ).logits_output
 
-        tokens = self._target_tokens(batch, out.next_token_logits, verify_input, grammar_tree, grammar_barrier)
+        tokens = self._target_tokens(
+            batch, out.next_token_logits, verify_input, grammar_tree, grammar_barrier
+        )
         accepted = accept_tree(tree, tokens, slots[:, : self.num_rows].contiguous(), self.horizon)
         if batch.return_logprob:
             self._logprobs(batch, out, tokens, accepted)
@@ -185,7 +197,10 @@ class DDTreeWorker(DFlashWorkerV2):
             batch.seq_lens_cpu = batch.seq_lens_cpu + self.num_rows
             batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
         else:
-            batch.seq_lens_cpu, batch.seq_lens_sum = reserved.reserved_seq_lens_cpu, reserved.reserved_seq_lens_sum
+            batch.seq_lens_cpu, batch.seq_lens_sum = (
+                reserved.reserved_seq_lens_cpu,
+                reserved.reserved_seq_lens_sum,
+            )
         verify_batch, _ = verify_input.prepare_for_verify(batch, self.target_worker)
         batch.seq_lens_cpu, batch.seq_lens_sum = host_lens
         return verify_input, verify_batch
@@ -206,7 +221,11 @@ class DDTreeWorker(DFlashWorkerV2):
             self.penalties.apply(logits, verify_input.tree, batch.req_pool_indices.long())
         if grammar_tree is not None:
             mask = build_grammar_vocab_mask(
-                reqs=batch.reqs, tree=grammar_tree, sampling_info=info, device=logits.device, barrier=grammar_barrier
+                reqs=batch.reqs,
+                tree=grammar_tree,
+                sampling_info=info,
+                device=logits.device,
+                barrier=grammar_barrier,
             )
             if mask is not None:
                 mask.apply(logits)
@@ -232,7 +251,9 @@ class DDTreeWorker(DFlashWorkerV2):
             track_steps = torch.where(boundary > before, boundary - before, 0).to(torch.int32)
         self.stash.commit(accepted, batch.mamba_track_indices, track_steps)
 
-    def _commit_draft(self, hidden: torch.Tensor, accepted: Accepted, seq_lens: torch.Tensor, slots: torch.Tensor) -> None:
+    def _commit_draft(
+        self, hidden: torch.Tensor, accepted: Accepted, seq_lens: torch.Tensor, slots: torch.Tensor
+    ) -> None:
         """Target features of the accepted rows become draft KV at the committed positions.
 
         Columns past a request's path write to slots of uncommitted positions, which the next block overwrites before

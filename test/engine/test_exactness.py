@@ -34,7 +34,9 @@ def test_transformers_agrees(plain):
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
     for i in range(0, len(PROMPTS), 4):
         ids = torch.tensor([tokenizer.encode(PROMPTS[i])])
-        out = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
+        out = model.generate(
+            ids, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
         divergences(plain[i : i + 1], [out[0, ids.shape[1] :].tolist()])
 
 

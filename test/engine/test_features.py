@@ -29,14 +29,18 @@ def ask(running) -> dict[str, object]:
         "frequency penalty": tokens(PROMPTS[0], frequency_penalty=0.7),
         "presence penalty": tokens(PROMPTS[0], presence_penalty=0.9),
         "repetition penalty": tokens(PROMPTS[0], repetition_penalty=1.3),
-        "all penalties": tokens(PROMPTS[4], frequency_penalty=0.3, presence_penalty=0.2, repetition_penalty=1.1),
+        "all penalties": tokens(
+            PROMPTS[4], frequency_penalty=0.3, presence_penalty=0.2, repetition_penalty=1.1
+        ),
         "min_new_tokens": tokens(PROMPTS[13], min_new_tokens=50, ignore_eos=False),
         "logit bias": tokens(PROMPTS[0], logit_bias={"11": 3.0, "200": 5.0}),
         "stop string": tokens(PROMPTS[1], stop=["return"], ignore_eos=False),
         "json schema": tokens(PROMPTS[2], json_schema=json.dumps(SCHEMA), ignore_eos=False),
         "regex": tokens(PROMPTS[3], regex=r"[a-z]{3,8} = \[[0-9]+(, [0-9]+){3,9}\]\n", ignore_eos=False),
         "seed": tokens(PROMPTS[1], temperature=1.0, sampling_seed=7),
-        "seed with top-p and top-k": tokens(PROMPTS[3], temperature=0.8, top_p=0.9, top_k=20, sampling_seed=11),
+        "seed with top-p and top-k": tokens(
+            PROMPTS[3], temperature=0.8, top_p=0.9, top_k=20, sampling_seed=11
+        ),
     }
     first = running.generate(PROMPTS[1], greedy(400))
     second = running.generate(PROMPTS[1] + first["text"] + "\n\nclass Vector:\n", greedy(96))
@@ -67,7 +71,12 @@ def test_answers_equal_plain_decoding(plain):
 
 def test_penalties_of_one_request_leave_its_neighbours_alone(plain):
     with engine(15) as running:
-        params = [greedy(96), greedy(96, frequency_penalty=0.7), greedy(96), greedy(96, repetition_penalty=1.3)]
+        params = [
+            greedy(96),
+            greedy(96, frequency_penalty=0.7),
+            greedy(96),
+            greedy(96, repetition_penalty=1.3),
+        ]
         outputs = running.generate([PROMPTS[0]] * 4, params)
     tokens = [o["output_ids"] for o in outputs]
     assert tokens[1] == plain["frequency penalty"]

@@ -45,7 +45,9 @@ def plain_states(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("budget", "cap"), [(1, 1), (4, 4), (15, 8), (64, 8), (128, 3)])
-def test_state_after_every_commit_is_the_autoregressive_state(plain_states, budget, cap, monkeypatch, tmp_path):
+def test_state_after_every_commit_is_the_autoregressive_state(
+    plain_states, budget, cap, monkeypatch, tmp_path
+):
     """The fold is bitwise the recurrence (test/kernel/test_gdn_commit.py); what is left is fp32 rounding of the
     projections, whose GEMM adds up in another order for N rows than for one. Conv windows and recurrent states are each
     compared as one vector over all layers: 1e-6 relative is eight ulps."""
@@ -71,7 +73,10 @@ def test_state_after_every_commit_is_the_autoregressive_state(plain_states, budg
             worst = max(worst, float(difference.norm() / reference.norm()))
             worst_layer = max(worst_layer, float((difference.norm(dim=1) / reference.norm(dim=1)).max()))
         compared += 1
-    print(f"budget {budget}, cap {cap}: {compared} commits, relative difference {worst:.2g} (of one layer {worst_layer:.2g})")
+    print(
+        f"budget {budget}, cap {cap}: {compared} commits, relative difference {worst:.2g}"
+        f" (of one layer {worst_layer:.2g})"
+    )
     assert compared >= 3
     assert worst <= 1e-6
 

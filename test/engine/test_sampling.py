@@ -23,7 +23,9 @@ def pair(tmp_path_factory):
 @pytest.fixture(scope="module")
 def running(pair):
     _, target, draft = pair
-    args = dict(skip_tokenizer_init=True, context_length=256, max_running_requests=64, max_mamba_cache_size=400)
+    args = dict(
+        skip_tokenizer_init=True, context_length=256, max_running_requests=128, max_mamba_cache_size=800
+    )
     with engine(10, 4, target=target, draft=draft, enable_deterministic_inference=True, **args) as running:
         yield running
 
@@ -51,7 +53,7 @@ def exact_distribution(model, **params) -> torch.Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("temperature", "top_p", "top_k"),
-    [(0.7, 1.0, VOCAB), (1.0, 1.0, VOCAB), (0.7, 0.8, VOCAB), (1.0, 1.0, 5), (1.0, 0.9, 6)],
+    [(0.7, 1.0, VOCAB), (1.0, 1.0, VOCAB), (0.7, 0.95, VOCAB), (1.0, 0.9, 6)],
 )
 def test_first_three_tokens(pair, running, temperature, top_p, top_k):
     params = dict(temperature=temperature, top_p=top_p, top_k=top_k)

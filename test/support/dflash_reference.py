@@ -1,7 +1,7 @@
 """An independent forward of a DFlash checkpoint in plain PyTorch: no SGLang module, no cache.
 
-Mathematics: arXiv 2602.06036 (DFlash). The context enters as keys and values only, projected from the target's features; the
-block [bonus, MASK, ...] attends to the context and, in both directions, to itself.
+Mathematics: arXiv 2602.06036 (DFlash). The context enters as keys and values only, projected from the target's
+features; the block [bonus, MASK, ...] attends to the context and, in both directions, to itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DFlashReference:
         return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
     def __call__(self, features: torch.Tensor, bonus: int) -> torch.Tensor:
-        """features [L, k * hidden] of the committed tokens -> hidden [block, hidden] at positions L .. L + block - 1."""
+        """features [L, k * hidden] of the committed tokens -> hidden [block, hidden] from position L on."""
         c, w = self.config, self.weights
         heads, kv_heads, d = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
         context = self.norm(features.float() @ w["fc.weight"].T, "hidden_norm.weight")

@@ -13,7 +13,11 @@ RESERVED = 4032  # ids from here on are in no text
 
 def _write(draft: str, weights: dict[str, torch.Tensor], folder: Path) -> str:
     shutil.copy(Path(draft) / "config.json", folder / "config.json")
-    save_file({k: v.contiguous() for k, v in weights.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {k: v.contiguous() for k, v in weights.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     return str(folder)
 
 

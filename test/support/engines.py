@@ -78,12 +78,16 @@ def divergences(references: list[Reference], outputs: list[list[int]]) -> list[s
     """
     ties = []
     for i, (reference, tokens) in enumerate(zip(references, outputs, strict=True)):
-        assert len(tokens) == len(reference.tokens), f"request {i}: {len(tokens)} tokens, not {len(reference.tokens)}"
+        assert len(tokens) == len(reference.tokens), (
+            f"request {i}: {len(tokens)} tokens, not {len(reference.tokens)}"
+        )
         at = next((k for k, (a, b) in enumerate(zip(reference.tokens, tokens, strict=True)) if a != b), None)
         if at is None:
             continue
         gap = reference.gaps[at]
-        assert gap < TIE_GAP, f"request {i} differs at token {at}, where plain decoding's top-2 gap is {gap:.3g}"
+        assert gap < TIE_GAP, (
+            f"request {i} differs at token {at}, where plain decoding's top-2 gap is {gap:.3g}"
+        )
         ties.append(f"request {i}, token {at}: top-2 gap {gap:.2g}")
     return ties
 

@@ -17,7 +17,9 @@ class CpuAttnBackend(TorchNativeAttnBackend):
         if not forward_batch.forward_mode.is_target_verify():
             return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
         if layer.sliding_window_size > 0:
-            raise NotImplementedError("--speculative-draft-model-path: sliding-window drafters are not served on CPU")
+            raise NotImplementedError(
+                "--speculative-draft-model-path: sliding-window drafters are not served on CPU"
+            )
         if save_kv_cache:
             self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         bs, block = forward_batch.batch_size, forward_batch.spec_info.draft_token_num

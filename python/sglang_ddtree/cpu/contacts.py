@@ -89,7 +89,8 @@ CPU_CONTACTS: tuple[Contact, ...] = (
     ),
     Contact(
         K + "mamba.mamba_state_scatter_triton.track_mamba_states_all_layers",
-        "conv_states_pool ssm_states_pool cache_indices mamba_track_mask mamba_track_indices batch_size check_freed_slots",
+        "conv_states_pool ssm_states_pool cache_indices mamba_track_mask mamba_track_indices batch_size "
+        "check_freed_slots",
         "Triton kernel",
         "replace",
         P + "track_states_all_layers",

@@ -62,12 +62,18 @@ def fused_sigmoid_gating_delta_rule_update(
     bs, num_k_heads, head_k_dim = k.shape[1:]
     mixed_qkv = torch.cat([x.reshape(bs, -1) for x in (q, k, v)], dim=1)
     a, b = a.view(bs, -1), b.view(bs, -1)
-    return gdn_decode_step(mixed_qkv, a, b, A_log, dt_bias, states, slots, num_k_heads, head_k_dim).unsqueeze(0)
+    return gdn_decode_step(mixed_qkv, a, b, A_log, dt_bias, states, slots, num_k_heads, head_k_dim).unsqueeze(
+        0
+    )
 
 
-def causal_conv1d_fwd(x, weight, bias, conv_states, cu_seqlens, slots, has_initial_state, silu, pad_slot, is_vnni):
+def causal_conv1d_fwd(
+    x, weight, bias, conv_states, cu_seqlens, slots, has_initial_state, silu, pad_slot, is_vnni
+):
     activation = "silu" if silu else None
-    return causal_conv1d_prefill(x, weight, bias, conv_states, has_initial_state, slots, cu_seqlens, activation)
+    return causal_conv1d_prefill(
+        x, weight, bias, conv_states, has_initial_state, slots, cu_seqlens, activation
+    )
 
 
 def causal_conv1d_update(x, conv_states, weight, bias, silu, cache_seqlens, slots, pad_slot, is_vnni):
@@ -75,7 +81,17 @@ def causal_conv1d_update(x, conv_states, weight, bias, silu, cache_seqlens, slot
 
 
 def chunk_gated_delta_rule(
-    q, k, v, g, beta, initial_state, cu_seqlens, head_first, use_qk_l2norm_in_kernel, initial_state_indices, **_
+    q,
+    k,
+    v,
+    g,
+    beta,
+    initial_state,
+    cu_seqlens,
+    head_first,
+    use_qk_l2norm_in_kernel,
+    initial_state_indices,
+    **_,
 ):
     """Prefill over packed sequences [1, T, ...]; the third result holds the state at every chunk start.
 
@@ -141,7 +157,8 @@ _OPERATORS = (
     ),
     (
         "assign_req_to_token_pool",
-        "(Tensor req_pool_indices, Tensor(a!) req_to_token, Tensor start, Tensor end, Tensor slots, int pool_len) -> ()",
+        "(Tensor req_pool_indices, Tensor(a!) req_to_token, Tensor start, Tensor end, Tensor slots, "
+        "int pool_len) -> ()",
     ),
 )
 

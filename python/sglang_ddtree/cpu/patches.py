@@ -105,7 +105,9 @@ def murmur_hash32(seed, positions, col_indices):
         return (rotl(h ^ k, 13) * 5 + 0xE6546B64) & WORD
 
     # int64 holds 32 x 32 bit products modulo 2^64, of which the low word is what counts.
-    seed, positions, column = (x.view(torch.int64) if x.dtype == torch.uint64 else x.long() for x in (seed, positions, col_indices))
+    seed, positions, column = (
+        x.view(torch.int64) if x.dtype == torch.uint64 else x.long() for x in (seed, positions, col_indices)
+    )
     h = mix(mix(mix(torch.zeros_like(seed), seed & WORD), seed >> 32 & WORD), positions & WORD)
     h = mix(h[:, None], column & WORD) ^ 16
     h = (h ^ h >> 16) * 0x85EBCA6B & WORD
@@ -125,7 +127,9 @@ def set_mamba_track_indices(batch, track_positions=None):
     batch.mamba_track_indices = pairs.gather(1, torch.tensor(track_positions).unsqueeze(1)).squeeze(1).long()
 
 
-def track_states(conv_states, ssm_states, cache_indices, mask, track_indices, batch_size, check_freed_slots=False):
+def track_states(
+    conv_states, ssm_states, cache_indices, mask, track_indices, batch_size, check_freed_slots=False
+):
     """One layer's decode snapshot: pool[dst] = pool[src] for the requests in mask. The stock one is a Triton kernel."""
     keep = mask[:batch_size].bool()
     src, dst = cache_indices[:batch_size][keep].long(), track_indices[:batch_size][keep].long()
@@ -133,10 +137,17 @@ def track_states(conv_states, ssm_states, cache_indices, mask, track_indices, ba
         pool[dst] = pool[src]
 
 
-def track_states_all_layers(conv_states, ssm_states, cache_indices, mask, track_indices, batch_size, check_freed_slots=False):
+def track_states_all_layers(
+    conv_states, ssm_states, cache_indices, mask, track_indices, batch_size, check_freed_slots=False
+):
     """The same for pools with a leading layer dimension."""
     track_states(
-        conv_states.transpose(0, 1), ssm_states.transpose(0, 1), cache_indices, mask, track_indices, batch_size
+        conv_states.transpose(0, 1),
+        ssm_states.transpose(0, 1),
+        cache_indices,
+        mask,
+        track_indices,
+        batch_size,
     )
 
 

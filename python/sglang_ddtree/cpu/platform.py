@@ -1,7 +1,7 @@
 """Entry point of group `sglang.srt.platforms`: the one hook that runs in every process before sgl_kernel is imported.
 
-On a machine with a GPU it does nothing. Without one it selects SGLang's CPU platform and makes `import sgl_kernel` work:
-the CUDA wheels of sgl_kernel load libcuda at import and carry none of the CPU operators that SGLang then looks up.
+On a machine with a GPU it does nothing. Without one it selects SGLang's CPU platform and makes `import sgl_kernel`
+work: the CUDA wheels of sgl_kernel load libcuda at import and carry none of the CPU operators that SGLang looks up.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import types
+
+_STAND_IN = types.ModuleType("sgl_kernel.load_utils")
 
 
 def activate() -> None:
@@ -18,7 +20,7 @@ def activate() -> None:
     from sglang_ddtree import cli_help
 
     cli_help.install()
-    if torch.cuda.is_available() or "sglang_ddtree.cpu.ops" in sys.modules:
+    if torch.cuda.is_available() or sys.modules.get("sgl_kernel.load_utils") is _STAND_IN:
         return
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     # Exact comparison with the recurrent state: SGLang keeps conv windows in bf16 even in fp32 runs otherwise.
@@ -30,9 +32,8 @@ def activate() -> None:
 
 
 def _import_sgl_kernel_without_libcuda() -> None:
-    """sgl_kernel/__init__.py calls two loaders of its load_utils module; stand-ins that load nothing take their place."""
-    stand_in = types.ModuleType("sgl_kernel.load_utils")
-    stand_in._load_architecture_specific_ops = lambda: None
-    stand_in._preload_cuda_library = lambda: None
-    sys.modules["sgl_kernel.load_utils"] = stand_in
+    """sgl_kernel/__init__.py calls two loaders of its load_utils module; stand-ins that load nothing replace them."""
+    _STAND_IN._load_architecture_specific_ops = lambda: None
+    _STAND_IN._preload_cuda_library = lambda: None
+    sys.modules["sgl_kernel.load_utils"] = _STAND_IN
     import sgl_kernel  # noqa: F401

@@ -20,7 +20,9 @@ class DraftHead:
     def __init__(self, lm_head: torch.nn.Module, cap: int, tp_group: GroupCoordinator):
         shard = getattr(lm_head, "shard_indices", None)
         if not torch.is_floating_point(lm_head.weight):
-            raise ValueError("--quantization: DDTREE needs an unquantised lm_head; exclude lm_head from quantisation")
+            raise ValueError(
+                "--quantization: DDTREE needs an unquantised lm_head; exclude lm_head from quantisation"
+            )
         if shard is not None and shard.num_added_elements:
             raise ValueError("--model-path: DDTREE does not support an lm_head with added vocabulary")
         self.weight = lm_head.weight[: shard.num_org_elements] if shard is not None else lm_head.weight

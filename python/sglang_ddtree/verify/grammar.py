@@ -14,6 +14,8 @@ def tree_links(tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor]:
     is_child = parents[:, None, :] == rows[:, None]  # [bs, parent, child]
     first = is_child.long().argmax(-1)
     next_token = torch.where(is_child.any(-1), first, -1)
-    is_later = (parents[:, :, None] == parents[:, None, :]) & (rows[:, None] < rows) & (parents[:, :, None] >= 0)
+    is_later = (
+        (parents[:, :, None] == parents[:, None, :]) & (rows[:, None] < rows) & (parents[:, :, None] >= 0)
+    )
     next_sibling = torch.where(is_later.any(-1), is_later.long().argmax(-1), -1)
     return next_token, next_sibling

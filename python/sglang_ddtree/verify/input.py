@@ -66,7 +66,9 @@ class DDTreeVerifyInput(DFlashVerifyInput):
             plan=TreePlan.from_ancestors(ancestors) if stash is not None else None,
         )
 
-    def prepare_for_verify(self, batch: ScheduleBatch, target_worker: TpModelWorker) -> tuple[ForwardBatch, bool]:
+    def prepare_for_verify(
+        self, batch: ScheduleBatch, target_worker: TpModelWorker
+    ) -> tuple[ForwardBatch, bool]:
         """Packs the forward. No attention metadata of the stock backends: their verify kernels are not used."""
         batch.input_ids = self.draft_token
         batch.spec_info = self

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# test.sh [pytest arguments]: set up like serve.sh and run the tests. GPU tests are skipped where there is no GPU.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+setup dev
+cd "$root"
+exec "$venv/bin/python" -m pytest "$@"

@@ -1,0 +1,140 @@
+"""Every launch at served shapes, compiled for three generations of GPUs: shared memory and spills."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Bytes of a thread's stack, by dtype of the first argument: what spills is read back once a step at most.
+STACK_BOUNDS = {"bfloat16": 128, "int64": 128}
+ATTENTION_BOUNDS = {"bfloat16": 512, "float32": 4096}  # its accumulators leave no registers to spare
+# (inputs, pool). Inputs other than bf16 are for tests: they must fit, but hold operands twice and may spill.
+FLOATS = [("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float16", "float32"), ("float32", "float32")]
+CAPABILITIES = (90, 100, 120)
+REPOSITORY = Path(__file__).parents[2]
+
+
+def empty(*shape, dtype="bfloat16"):
+    import torch
+
+    return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
+
+def ints(*shape):
+    return empty(*shape, dtype="int32")
+
+
+def longs(*shape):
+    return empty(*shape, dtype="int64")
+
+
+def fp32(*shape):
+    return empty(*shape, dtype="float32")
+
+
+def launch_gdn() -> None:
+    """The GatedDeltaNet operators at 27B shapes."""
+    from sglang_ddtree_kernel import _gdn_tree_verify_triton
+    from sglang_ddtree_kernel._conv1d_tree_triton import conv1d_tree_triton
+    from sglang_ddtree_kernel._gdn_commit_triton import gdn_commit_triton
+
+    H, HV, K, V = 16, 48, 128, 128
+    dim = 2 * H * K + HV * V
+    _gdn_tree_verify_triton._supports_dependent_launch = lambda device: True
+    for dtype, pool in FLOATS:
+        for bs in (1, 8):
+            for n in (16, 64, 128, 512):
+                gates = empty(bs, n, HV, dtype=dtype)
+                _gdn_tree_verify_triton.gdn_tree_verify_triton(
+                    empty(bs, n, dim, dtype=dtype), gates, gates, fp32(HV), fp32(HV),
+                    empty(bs, HV, V, K, dtype=pool), ints(bs), longs(bs, n, -(-n // 64)), H, K,
+                )  # fmt: skip
+    for pool in ("float32", "bfloat16"):
+        for track in (None, ints(8)):
+            gates = empty(4, 8, 16, HV)
+            gdn_commit_triton(
+                empty(4, 8, 16, dim), gates, gates, empty(4, dim, 4), None, fp32(4, HV), fp32(4, HV),
+                empty(4, 9, HV, V, K, dtype=pool), empty(4, 9, dim, 3), ints(8), ints(8, 16), ints(8),
+                H, K, track, track,
+            )  # fmt: skip
+    for n in (16, 64):
+        conv1d_tree_triton(empty(8, n, dim), empty(9, dim, 3), ints(8), empty(dim, 4), None, ints(8, n))
+
+
+def launch_attention(capability: int) -> None:
+    """Every tile that can be picked; 6 query heads to a KV head."""
+    from sglang_ddtree_kernel._tree_attention_triton import pick_tile, tree_attention_triton
+
+    for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
+        for d in (64, 128, 256):
+            tiles = {
+                pick_tile(capability, d, itemsize, stacked) for stacked in (1, 16, 17, 64, 65, 384, 4096)
+            }
+            for tile in tiles:
+                tree_attention_triton(
+                    empty(1, 64, 24, d, dtype=dtype), empty(4096, 4, d, dtype=dtype),
+                    empty(4096, 4, d, dtype=dtype), ints(8, 32_768), longs(1), longs(1), longs(1, 64),
+                    longs(1, 64, 1), d**-0.5, 30.0 if d == 128 else 0.0, tile=tile,
+                )  # fmt: skip
+
+
+def launch_tree() -> None:
+    from sglang_ddtree_kernel._build_tree_triton import build_tree_triton
+    from sglang_ddtree_kernel._topk_logprobs_triton import merge_topk_triton, topk_logprobs_triton
+    from sglang_ddtree_kernel.accept_tree import accept_tree_triton
+    from sglang_ddtree_kernel.compact_kv import MAX_MOVES, KvPools, compact_kv_triton
+
+    for k in (1, 8, 32):
+        for dtype in ("bfloat16", "float32"):
+            topk_logprobs_triton(empty(15, 248_320, dtype=dtype), k)
+        merge_topk_triton(fp32(8, 15, k), longs(8, 15, k), fp32(8, 15))
+    for rows in (16, 128, 512):
+        for lead, spine in (((), False), ((8,), True)):
+            tree = build_tree_triton(fp32(2, 15, 8, *lead), longs(2, 15, 8), longs(2), rows - 1, spine=spine)
+        accept_tree_triton(tree, longs(2, rows), longs(2, rows), 15)
+    pools = KvPools([empty(4096, 4, 256)])
+    for moves in (15, 512, MAX_MOVES):
+        compact_kv_triton(pools, longs(2, moves), longs(2, moves))
+
+
+def report(capability: int) -> list[str]:
+    """A line for every kernel that does not fit."""
+    from aot import SHARED_MEMORY, compile_launch, record_launches
+
+    with record_launches() as launches:
+        launch_gdn()
+        launch_tree()
+        launch_attention(capability)
+    faults, seen = [], set()
+    for kernel, args, kwargs in launches:
+        found = compile_launch(kernel, args, kwargs, capability)
+        if found in seen:
+            continue
+        seen.add(found)
+        dtype = str(args[0].dtype).removeprefix("torch.")
+        print(capability, dtype, found, flush=True)
+        bounds = ATTENTION_BOUNDS if "_tree_attention" in kernel.fn.__module__ else STACK_BOUNDS
+        if found.shared > SHARED_MEMORY[capability] or found.stack > bounds.get(dtype, found.stack):
+            faults.append(f"{found} {kwargs}")
+    return faults
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_launch_fits(capability):
+    environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = [Path(__file__).parent, REPOSITORY / "sgl-kernel"]
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
+    run = subprocess.run(
+        [sys.executable, __file__, str(capability)], env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+
+
+if __name__ == "__main__":
+    problems = report(int(sys.argv[1]))
+    sys.exit("\n".join(problems) if problems else 0)

@@ -1,16 +1,15 @@
-"""All kernel benchmarks: python -m benchmark.kernels [--json FILE]."""
+"""All kernel benchmarks: `python -m benchmark.kernels` or `python benchmark/kernels`, with `--json FILE`."""
 
 from __future__ import annotations
 
-import sys
+import argparse
+import runpy
 from pathlib import Path
 
-if __package__:
-    from benchmark.kernels import bench_gdn, bench_tree
-else:  # python benchmark/kernels
-    sys.path.insert(0, str(Path(__file__).parent))
-    import bench_gdn
-    import bench_tree
-
-bench_gdn.main()
-bench_tree.main()
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--json", type=Path, help="write one JSON line per row to this file")
+path = parser.parse_args().json
+if path is not None:
+    path.unlink(missing_ok=True)  # both benchmarks append to it
+for name in ("bench_gdn.py", "bench_tree.py"):
+    runpy.run_path(str(Path(__file__).with_name(name)), run_name="__main__")

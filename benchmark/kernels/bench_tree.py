@@ -65,7 +65,7 @@ def poisoned(call):
 
 class Report:
     def __init__(self, path: str | None):
-        self.file = open(path, "w") if path else None  # noqa: SIM115
+        self.file = open(path, "a") if path else None  # noqa: SIM115
         self.lines = []
 
     def add(self, op, case, ours, baseline, against, floor, bar, met, error=None):
@@ -361,7 +361,7 @@ BENCHES = {
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", help="write a line per case to this file")
+    parser.add_argument("--json", help="append one JSON line per row to this file")
     parser.add_argument("--only", choices=BENCHES)
     options = parser.parse_args()
     torch.manual_seed(0)

@@ -55,6 +55,8 @@ class DDTreeServerArgs(ServerArgs):
         if self.is_ddtree():
             check_flags(self)
             draft_config(self)
+            # SGLang's captured verify graph is a chain's; the tree runs eagerly until it has a graph of its own.
+            self.disable_cuda_graph = True
         super().__post_init__()
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Triton kernel of `conv1d_tree`: a tile of rows and channels looks up its W-1 nearest ancestors in the parents table."""
+"""Triton kernel of `conv1d_tree`: a tile of rows and channels climbs by the parents table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_ddtree_kernel._gdn_triton import silu
 
 @triton.jit
 def _above(parents, position, in_row):
-    """The position before `position`: rows of the tree, then -1, -2, ... for the committed window, newest first."""
+    """The position before `position`: rows of the tree, then -1, -2, ... for the window, newest first."""
     in_tree = in_row & (position >= 0)
     parent = tl.load(parents + position, mask=in_tree, other=-1).to(tl.int32)
     return tl.where(in_tree, parent, position - 1)
@@ -36,7 +36,8 @@ def _tap(weight, j: tl.constexpr, in_channel):
 def _conv1d_tree_kernel(
     x, conv_states, slots, weight, bias, parents, out,
     N, D, x_batch, x_row, state_slot, state_channel, state_column,
-    WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(2).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -58,10 +59,16 @@ def _conv1d_tree_kernel(
         y += tl.load(bias + channel, mask=in_channel, other=0.0).to(tl.float32)[None, :]
     weight += channel * WIDTH
     if WIDTH == 4:
-        y += _taken(x, x_row, window, state_column, three, WIDTH - 1, slot, mask) * _tap(weight, 0, in_channel)
+        y += _taken(x, x_row, window, state_column, three, WIDTH - 1, slot, mask) * _tap(
+            weight, 0, in_channel
+        )
     if WIDTH >= 3:
-        y += _taken(x, x_row, window, state_column, two, WIDTH - 1, slot, mask) * _tap(weight, WIDTH - 3, in_channel)
-    y += _taken(x, x_row, window, state_column, one, WIDTH - 1, slot, mask) * _tap(weight, WIDTH - 2, in_channel)
+        y += _taken(x, x_row, window, state_column, two, WIDTH - 1, slot, mask) * _tap(
+            weight, WIDTH - 3, in_channel
+        )
+    y += _taken(x, x_row, window, state_column, one, WIDTH - 1, slot, mask) * _tap(
+        weight, WIDTH - 2, in_channel
+    )
     own = tl.load(x + row[:, None] * x_row, mask=mask, other=0.0).to(tl.float32)
     y += own * _tap(weight, WIDTH - 1, in_channel)
     if SILU:
@@ -78,8 +85,8 @@ def conv1d_tree_triton(
     parents: torch.Tensor,
     activation: str | None = "silu",
     *,
-    rows: int = 8,
-    channels: int = 256,
+    rows: int = 16,
+    channels: int = 128,
     num_warps: int = 4,
 ) -> torch.Tensor:
     """`conv1d_tree` in one launch; the last three arguments tune it."""

@@ -1,8 +1,9 @@
 """Triton kernels of `gdn_commit`: one launch for what does not depend on the state, one for the fold itself.
 
-`_path_kernel` convolves the accepted path, one head's channels per program, and moves the conv windows: it alone reads
-and writes a window, so nobody can read one that has moved already. `_fold_kernel` keeps a [V, K] tile of one state in
-registers from the first to the last token: states are read and written once. Its arithmetic is one-token decoding's.
+`_path_kernel` convolves the accepted path, one head's channels per program, and moves the conv windows: no
+other program reads a window, so none can read one that has moved already. `_fold_kernel` keeps a tile of one
+state in registers from the first to the last token, so states are read and written once; the arithmetic is
+one-token decoding.
 """
 
 from __future__ import annotations
@@ -24,15 +25,22 @@ def _tracked(track_slots, track_steps, request, steps):
 
 @triton.jit
 def _window_after(x, x_row, window, window_column, rows, steps, in_channel, COMMITTED: tl.constexpr):
-    """[4, channels]: the window after `steps` rows; columns from COMMITTED on are padding."""
+    """[channels, 4]: the window after `steps` rows; columns from COMMITTED on are padding."""
     column = tl.arange(0, 4)
     step = steps + column - COMMITTED
-    wanted = (column < COMMITTED)[:, None] & in_channel[None, :]
-    from_path = (step >= 0)[:, None]
+    wanted = in_channel[:, None] & (column < COMMITTED)[None, :]
+    from_path = (step >= 0)[None, :]
     row = tl.load(rows + step, mask=(step >= 0) & (column < COMMITTED), other=0)
-    taken = tl.load(x + row[:, None] * x_row, mask=wanted & from_path, other=0.0)
-    kept = tl.load(window + (steps + column)[:, None] * window_column, mask=wanted & (step < 0)[:, None], other=0.0)
-    return tl.where(from_path, taken.to(window.dtype.element_ty), kept)
+    taken = tl.load(x[:, None] + row[None, :] * x_row, mask=wanted & from_path, other=0.0)
+    at = window[:, None] + (steps + column)[None, :] * window_column
+    kept = tl.load(at, mask=wanted & (step < 0)[None, :], other=0.0)
+    return tl.where(from_path, taken.to(kept.dtype), kept)
+
+
+@triton.jit
+def _column(tile, j: tl.constexpr):
+    """Column j of a tile [channels, 4]."""
+    return tl.sum(tl.where(tl.arange(0, 4)[None, :] == j, tile, 0.0), 1)
 
 
 @triton.jit
@@ -44,7 +52,7 @@ def _path_kernel(
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, CHANNELS: tl.constexpr,
     STEPS: tl.constexpr, WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, TRACK: tl.constexpr,
 ):  # fmt: skip
-    """keys fp32 [L, bs, P, H, K] normalised, values [L, bs, P, HV, V], gates fp32 [L, bs, HV, 2, P]: decay, beta."""
+    """Normalised keys [L, bs, P, H, K], values [L, bs, P, HV, V], gates [L, bs, HV, 2, P]: decay, beta."""
     head, layer_request = tl.program_id(0), tl.program_id(1).to(tl.int64)
     layer, request = layer_request // bs, layer_request % bs
     slot = tl.load(slots + request).to(tl.int64)
@@ -57,68 +65,79 @@ def _path_kernel(
     in_channel = inside < tl.where(is_value, V, K)
     channel = first + inside
     rows = accepted_rows + request * P
-    x = mixed_qkv + layer * x_layer + request * x_request + channel[None, :]
-    windows = conv_states + layer * window_layer + channel[None, :].to(tl.int64) * window_channel
+    x = mixed_qkv + layer * x_layer + request * x_request + channel
+    windows = conv_states + layer * window_layer + channel.to(tl.int64) * window_channel
     window = windows + slot * window_slot
 
     if head >= H:
-        step = tl.arange(0, STEPS)
-        live = step < steps
-        mask = live[:, None] & in_channel[None, :]
-        y = tl.zeros([STEPS, CHANNELS], tl.float32)
+        # Taps and window once, as [channels, 4], which is how they lie in memory.
+        four = tl.arange(0, 4)
+        taps = tl.load(
+            weight + (layer * D + channel)[:, None] * WIDTH + four[None, :],
+            mask=in_channel[:, None] & (four < WIDTH)[None, :],
+            other=0.0,
+        ).to(tl.float32)
+        committed = tl.load(
+            window[:, None] + four[None, :] * window_column,
+            mask=in_channel[:, None] & (four < WIDTH - 1)[None, :],
+            other=0.0,
+        ).to(tl.float32)
+        start_value = tl.zeros([CHANNELS], tl.float32)
         if HAS_BIAS:
-            y += tl.load(bias + layer * D + channel, mask=in_channel, other=0.0).to(tl.float32)[None, :]
-        taps = weight + (layer * D + channel) * WIDTH
-        for tap in tl.static_range(WIDTH):
-            before = step - (WIDTH - 1 - tap)
-            from_path = (before >= 0)[:, None]
-            row = tl.load(rows + before, mask=live & (before >= 0), other=0)
-            taken = tl.load(x + row[:, None] * x_row, mask=mask & from_path, other=0.0)
-            if tap < WIDTH - 1:
-                kept = tl.load(
-                    window + (WIDTH - 1 + before)[:, None] * window_column,
-                    mask=mask & (before < 0)[:, None],
-                    other=0.0,
+            start_value += tl.load(bias + layer * D + channel, mask=in_channel, other=0.0).to(tl.float32)
+        for start in range(0, steps, STEPS):
+            step = start + tl.arange(0, STEPS)
+            live = step < steps
+            mask = live[:, None] & in_channel[None, :]
+            y = tl.zeros([STEPS, CHANNELS], tl.float32) + start_value[None, :]
+            for tap in tl.static_range(WIDTH):
+                before = step - (WIDTH - 1 - tap)
+                row = tl.load(rows + before, mask=live & (before >= 0), other=0)
+                taken = tl.load(
+                    x[None, :] + row[:, None] * x_row, mask=mask & (before >= 0)[:, None], other=0.0
                 )
-                taken = tl.where(from_path, taken.to(conv_states.dtype.element_ty), kept)
-            w = tl.load(taps + tap, mask=in_channel, other=0.0).to(tl.float32)
-            y += taken.to(tl.float32) * w[None, :]
-        if SILU:
-            y = silu(y)
-        y = y.to(mixed_qkv.dtype.element_ty)  # as decoding hands it on
-        token = layer_request * P + step
-        if is_value:
-            v_head = head - 2 * H
-            tl.store(values + (token[:, None] * HV + v_head) * V + inside[None, :], y, mask=mask)
-            a_at = a + layer * a_layer + request * a_request + v_head
-            b_at = b + layer * b_layer + request * b_request + v_head
-            row = tl.load(rows + step, mask=live, other=0)
-            g = log_decay(
-                tl.load(a_at + row * a_row, mask=live, other=0.0),
-                tl.load(A_log + layer * HV + v_head),
-                tl.load(dt_bias + layer * HV + v_head),
-            )
-            beta = sigmoid(tl.load(b_at + row * b_row, mask=live, other=0.0).to(tl.float32))
-            gate = gates + (layer_request * HV + v_head) * (2 * P) + step
-            tl.store(gate, tl.exp(g), mask=live)
-            tl.store(gate + P, beta, mask=live)
-        else:
-            key = tl.where(mask, y.to(tl.float32), 0.0)  # channels past K are not the head's
-            key *= inverse_norm(key, eps)[:, None]
-            tl.store(keys + (token[:, None] * H + head - H) * K + inside[None, :], key, mask=mask)
+                if tap < WIDTH - 1:
+                    taken = taken.to(conv_states.dtype.element_ty).to(tl.float32)
+                    for column in tl.static_range(tap, WIDTH - 1):
+                        from_window = (before == column - (WIDTH - 1))[:, None]
+                        taken = tl.where(from_window, _column(committed, column)[None, :], taken)
+                y += taken.to(tl.float32) * _column(taps, tap)[None, :]
+            if SILU:
+                y = silu(y)
+            y = y.to(mixed_qkv.dtype.element_ty)  # as decoding hands it on
+            token = layer_request * P + step
+            if is_value:
+                v_head = head - 2 * H
+                tl.store(values + (token[:, None] * HV + v_head) * V + inside[None, :], y, mask=mask)
+                a_at = a + layer * a_layer + request * a_request + v_head
+                b_at = b + layer * b_layer + request * b_request + v_head
+                row = tl.load(rows + step, mask=live, other=0)
+                g = log_decay(
+                    tl.load(a_at + row * a_row, mask=live, other=0.0),
+                    tl.load(A_log + layer * HV + v_head),
+                    tl.load(dt_bias + layer * HV + v_head),
+                )
+                beta = sigmoid(tl.load(b_at + row * b_row, mask=live, other=0.0).to(tl.float32))
+                gate = gates + (layer_request * HV + v_head) * (2 * P) + step
+                tl.store(gate, tl.exp(g), mask=live)
+                tl.store(gate + P, beta, mask=live)
+            else:
+                key = tl.where(mask, y.to(tl.float32), 0.0)  # channels past K are not the head's
+                key *= inverse_norm(key, eps)[:, None]
+                tl.store(keys + (token[:, None] * H + head - H) * K + inside[None, :], key, mask=mask)
 
-    column = tl.arange(0, 4)[:, None]
-    wanted = (column < WIDTH - 1) & in_channel[None, :]
+    column = tl.arange(0, 4)[None, :]
+    wanted = (column < WIDTH - 1) & in_channel[:, None]
     moved = _window_after(x, x_row, window, window_column, rows, steps, in_channel, WIDTH - 1)
     if TRACK:
         snapshot_slot, snapshot_step = _tracked(track_slots, track_steps, request, steps)
         taken_steps, taken = tl.minimum(snapshot_step, steps), in_channel & (snapshot_slot >= 0)
         snapshot = _window_after(x, x_row, window, window_column, rows, taken_steps, taken, WIDTH - 1)
         tl.debug_barrier()
-        at = windows + snapshot_slot * window_slot + column * window_column
+        at = (windows + snapshot_slot * window_slot)[:, None] + column * window_column
         tl.store(at, snapshot, mask=wanted & (snapshot_slot >= 0))
     tl.debug_barrier()  # other threads may still read the columns that move
-    tl.store(window + column * window_column, moved, mask=wanted)
+    tl.store(window[:, None] + column * window_column, moved, mask=wanted)
 
 
 @triton.jit
@@ -128,7 +147,7 @@ def _fold_kernel(
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     KO: tl.constexpr, KI: tl.constexpr, BV: tl.constexpr, TRACK: tl.constexpr,
 ):  # fmt: skip
-    """A [BV, K] tile of one state, held as [BV, KO, KI]: few threads share a row, so its sum needs few shuffles."""
+    """A [BV, K] tile of one state, held as [BV, KO, KI]: a row has few threads, its sum few shuffles."""
     V_BLOCKS: tl.constexpr = (V + BV - 1) // BV
     v_head, layer_request = tl.program_id(0) // V_BLOCKS, tl.program_id(1).to(tl.int64)
     layer, request = layer_request // bs, layer_request % bs
@@ -162,9 +181,8 @@ def _fold_kernel(
         u = (v.to(tl.float32) - tl.sum(tl.sum(S * k[None, :, :], 1), 1)) * beta
         S += u[:, None, None] * k[None, :, :]
         S = S.to(states.dtype.element_ty).to(tl.float32)  # decoding stores every token's state
-        if TRACK:
-            if (step + 1 == snapshot_step) & (snapshot_slot >= 0):
-                tl.store(states + snapshot_slot * state_slot, S.to(states.dtype.element_ty), mask=mask)
+        if TRACK and (step + 1 == snapshot_step) & (snapshot_slot >= 0):
+            tl.store(states + snapshot_slot * state_slot, S.to(states.dtype.element_ty), mask=mask)
         k, v, decay, beta = next_k, next_v, next_decay, next_beta
     tl.store(states + slot * state_slot, S.to(states.dtype.element_ty), mask=mask)
 
@@ -190,12 +208,14 @@ def gdn_commit_triton(
     activation: str | None = "silu",
     eps: float = 1e-6,
     value_rows: int = 32,
-    key_lanes: int = 16,
-    num_warps: int = 1,
+    key_lanes: int = 32,
+    num_warps: int = 2,
+    path_steps: int = 4,
+    path_warps: int = 2,
 ) -> None:
-    """`gdn_commit` in two launches; the last three arguments tune the fold.
+    """`gdn_commit` in two launches; the last arguments tune it.
 
-    Workspace per layer, request and accepted row: H K fp32 for keys, HV V values in mixed_qkv's dtype, 2 HV fp32.
+    Workspace per layer, request and accepted row: H K keys in fp32, HV V values in their dtype, 2 HV gates.
     """
     mixed_qkv, a, b = (x if x.stride(-1) == 1 else x.contiguous() for x in (mixed_qkv, a, b))
     if states.stride(4) != 1:
@@ -208,7 +228,6 @@ def gdn_commit_triton(
     values = mixed_qkv.new_empty(L, bs, P, HV, V)
     gates = mixed_qkv.new_empty(L, bs, HV, 2, P, dtype=torch.float32)
     common = dict(H=H, HV=HV, K=K, V=V, TRACK=track_slots is not None)
-    steps = triton.next_power_of_2(P)
     _path_kernel[(2 * H + HV, L * bs)](
         mixed_qkv,
         a,
@@ -235,11 +254,11 @@ def gdn_commit_triton(
         *b.stride()[:3],
         *conv_states.stride(),
         CHANNELS=triton.next_power_of_2(max(K, V)),
-        STEPS=steps,
+        STEPS=path_steps,
         WIDTH=conv_weight.shape[2],
         HAS_BIAS=conv_bias is not None,
         SILU=activation == "silu",
-        num_warps=4,
+        num_warps=path_warps,
         **common,
     )
     K_PAD = max(key_lanes, triton.next_power_of_2(K))

@@ -55,7 +55,7 @@ def test_a_long_path():
     ids=str,
 )
 def test_dtypes(dtype, pool_dtype):
-    # Keys and values are rounded to dtype after the convolution: a last bit may differ. A pool's too, each token.
+    # Keys and values are rounded to dtype after the convolution, a pool at every token: last bits may differ.
     check(case([5, 8], FEW, dtype=dtype, pool_dtype=pool_dtype), tolerance=torch.finfo(dtype).eps)
 
 

@@ -31,7 +31,7 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     stash: GdnStash | None  # None for a target without GDN layers
     gdn_parents: torch.Tensor  # the tree that the GDN layers follow: int32 [bs, N]
     gdn_ancestors: torch.Tensor  # and its bit words, int64 [bs, N, W]; the draft tree's own unless leaky
-    plan: TreePlan | None  # unpacked gdn_ancestors, shared by all GDN layers of the step
+    plan: TreePlan | None  # on CPU: gdn_ancestors unpacked once for all GDN layers of the step
 
     @classmethod
     def create(
@@ -63,7 +63,7 @@ class DDTreeVerifyInput(DFlashVerifyInput):
             stash=stash,
             gdn_parents=parents,
             gdn_ancestors=ancestors,
-            plan=TreePlan.from_ancestors(ancestors) if stash is not None else None,
+            plan=TreePlan.from_ancestors(ancestors) if stash is not None and not ancestors.is_cuda else None,
         )
 
     def prepare_for_verify(

@@ -13,7 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["SGLANG_DDTREE_FORK"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-if not os.path.exists("/dev/nvidia0"):  # Triton kernels are tested in its interpreter, chosen before they are defined
+if not os.path.exists(
+    "/dev/nvidia0"
+):  # Triton kernels are tested in its interpreter, chosen before they are defined
     os.environ["TRITON_INTERPRET"] = "1"
 
 

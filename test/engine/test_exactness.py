@@ -6,7 +6,7 @@ import pytest
 from support.engines import DRAFT, TARGET, decode_plainly, divergences, engine, greedy
 from support.prompts import PROMPTS
 
-NEW_TOKENS = 48
+NEW_TOKENS = 32
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ SCHEMA = {
 def ask(running) -> dict[str, object]:
     """Every request once, one at a time."""
 
-    def tokens(prompt, new_tokens=96, **params):
+    def tokens(prompt, new_tokens=64, **params):
         return running.generate(prompt, greedy(new_tokens) | params)["output_ids"]
 
     answers = {

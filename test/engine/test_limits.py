@@ -8,7 +8,7 @@ from support.prompts import PROMPTS
 
 def test_to_the_end_of_the_context():
     """A step reserves rows far beyond the last position that a text may reach."""
-    limits = dict(context_length=192, max_total_tokens=4096)
+    limits = dict(context_length=192, max_total_tokens=4096, allow_auto_truncate=True)
     with engine(**limits) as running:
         plain = decode_plainly(running, PROMPTS[:4], 1000)
     with engine(64, **limits) as running:
@@ -29,7 +29,7 @@ def test_requests_retracted_for_lack_of_slots_give_the_same_text():
 
 
 def test_bf16():
-    """bf16 rounds every layer's output, so near-ties flip: the texts agree mostly, and drafts are accepted as in fp32."""
+    """bf16 rounds every layer, so near-ties flip: the texts agree mostly, and drafts are accepted as in fp32."""
     with engine(dtype="bfloat16") as running:
         plain = running.generate(PROMPTS[:8], greedy(32))
     with engine(15, dtype="bfloat16") as running:

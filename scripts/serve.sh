@@ -13,6 +13,8 @@ if ! has_gpu; then
     # Two cores serve a handful of requests at a time; SGLang would reserve most of the machine's memory.
     flags+=(--device cpu --dtype float32 --max-running-requests 8 --max-total-tokens 65536 --max-mamba-cache-size 96)
     flags+=(--sleep-on-idle)
+    cores=$(nproc)
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores < 4 ? cores : 4))}
 fi
 flags+=("$@")
 

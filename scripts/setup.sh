@@ -11,9 +11,8 @@ setup() {
     [ "$(cat "$venv/.installed-$1" 2>/dev/null)" = "$wanted" ] && return
     if ! command -v uv >/dev/null; then
         echo "setup: no uv on this machine; installing it with pip" >&2
-        [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
-        "$venv/bin/python" -m pip install --quiet uv==0.13.9
-        uv="$venv/bin/uv"
+        python3 -m pip install --quiet --target "$root/.uv" uv==0.13.9
+        uv="$root/.uv/bin/uv"
     fi
     [ -x "$venv/bin/python" ] || "$uv" venv --quiet --python ">=3.10,<3.13" "$venv"
     echo "setup: installing sglang-ddtree$extras into .venv (about 9 GB on disk; minutes at the first time)" >&2

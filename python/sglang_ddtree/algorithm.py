@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
-from sglang_ddtree.server_args import ALGORITHM, DDTreeConfigError, check_backends, check_pair
+from sglang_ddtree.server_args import ALGORITHM, DDTreeConfigError, check_backends, check_pair, is_ddtree
 
 if TYPE_CHECKING:
     from sglang_ddtree.server_args import DDTreeServerArgs
@@ -73,7 +73,7 @@ def validate_request(original, req, enable_overlap: bool) -> str | None:
     """Hook around DFLASH's admission check: the message of a refused request, or None."""
     from sglang.srt.runtime_context import get_server_args
 
-    if (get_server_args().speculative_algorithm or "").upper() != ALGORITHM:
+    if not is_ddtree(get_server_args()):
         return original(req, enable_overlap)
     if req.return_hidden_states:
         return "return_hidden_states is not supported with DDTREE; leave it out"

@@ -5,8 +5,8 @@ wrong token. `check()` compares each row with the installed package; the `doctor
 worker refuses to start on any.
 
 Three kinds of row: `patch` (replaced or wrapped through SGLang's HookRegistry), `call` (used by the worker as it
-stands) and `attr` (a module or class attribute that is read or set). `when` is "cpu" for rows that only matter on a
-machine without a GPU (see `sglang_ddtree.cpu`).
+stands) and `attr` (a module or class attribute that is read or set). Rows that only matter on a machine without a
+GPU stand in `sglang_ddtree.cpu.contacts`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class Contact:
     why: str
     kind: Literal["replace", "around", "before", "after", "call", "attr"] = "call"
     hook: str | None = None
-    when: Literal["always", "cpu"] = "always"
 
 
 CONTACTS: tuple[Contact, ...] = (
@@ -134,9 +133,34 @@ CONTACTS: tuple[Contact, ...] = (
         "constrained decoding over the tree",
     ),
     Contact(
-        S + "speculative.dflash_utils.apply_dflash_verify_logits_adjustments",
-        "next_token_logits sampling_info draft_token_num",
-        "penalties, logit bias and custom processors, per row",
+        S + "layers.sampler.apply_custom_logit_processor",
+        "logits sampling_batch_info num_tokens_in_batch",
+        "custom logit processors, per row",
+    ),
+    Contact(
+        S + "layers.sampler.Sampler._sync_token_ids_across_tp",
+        "self batch_next_token_ids sampling_info",
+        "tensor-parallel ranks agree on the samples",
+    ),
+    Contact(
+        S + "layers.logprob_processor.compute_spec_v2_logprobs",
+        "batch logits_output predict accept_index speculative_num_steps",
+        "log-probs of the emitted tokens",
+    ),
+    Contact(
+        S + "speculative.dflash_utils.parse_dflash_draft_config",
+        "draft_hf_config",
+        "block size and mask token of the drafter",
+    ),
+    Contact(
+        S + "mem_cache.memory_pool.HybridReqToTokenPool.get_mamba_indices",
+        "self req_indices",
+        "state slots of the requests",
+    ),
+    Contact(
+        S + "mem_cache.memory_pool.HybridReqToTokenPool.translate_mamba_indices",
+        "self mamba_indices",
+        "state slots of the requests",
     ),
     Contact(
         S + "layers.sampler.Sampler._sample_from_probs",

@@ -52,7 +52,7 @@ class DDTreeServerArgs(ServerArgs):
     ] = DEFAULT_CAP
 
     def __post_init__(self):
-        if self.is_ddtree():
+        if is_ddtree(self):
             check_flags(self)
             draft_config(self)
             # SGLang's captured verify graph is a chain's; the tree runs eagerly until it has a graph of its own.
@@ -66,9 +66,6 @@ class DDTreeServerArgs(ServerArgs):
         except DDTreeConfigError as e:
             print(f"error: {e}", file=sys.stderr, flush=True)
             raise SystemExit(2) from None
-
-    def is_ddtree(self) -> bool:
-        return (self.speculative_algorithm or "").upper() == ALGORITHM
 
     def _handle_cpu_backends(self):
         """SGLang would fall back from intel_amx only later, after other fields have been checked against it."""
@@ -91,6 +88,10 @@ class DDTreeServerArgs(ServerArgs):
     def _validate_mamba_extra_buffer(self, view, model_arch: str):
         if self.device != "cpu":  # its check of the device knows accelerators only
             super()._validate_mamba_extra_buffer(view, model_arch)
+
+
+def is_ddtree(args: ServerArgs) -> bool:
+    return (args.speculative_algorithm or "").upper() == ALGORITHM
 
 
 def check_flags(args: DDTreeServerArgs) -> None:

@@ -43,7 +43,7 @@ def ask(running) -> dict[str, object]:
         ),
     }
     first = running.generate(PROMPTS[1], greedy(400))
-    second = running.generate(PROMPTS[1] + first["text"] + "\n\nclass Vector:\n", greedy(96))
+    second = running.generate(PROMPTS[1] + first["text"] + "\n\nclass Vector:\n", greedy(64))
     answers["first turn"], answers["second turn"] = first["output_ids"], second["output_ids"]
     answers["tokens of the second turn from the cache"] = second["meta_info"]["cached_tokens"]
     out = running.generate(PROMPTS[0], greedy(24), return_logprob=True, top_logprobs_num=2)["meta_info"]
@@ -72,10 +72,10 @@ def test_answers_equal_plain_decoding(plain):
 def test_penalties_of_one_request_leave_its_neighbours_alone(plain):
     with engine(15) as running:
         params = [
-            greedy(96),
-            greedy(96, frequency_penalty=0.7),
-            greedy(96),
-            greedy(96, repetition_penalty=1.3),
+            greedy(64),
+            greedy(64, frequency_penalty=0.7),
+            greedy(64),
+            greedy(64, repetition_penalty=1.3),
         ]
         outputs = running.generate([PROMPTS[0]] * 4, params)
     tokens = [o["output_ids"] for o in outputs]

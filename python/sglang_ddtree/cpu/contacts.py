@@ -13,7 +13,6 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "refuses CPU",
         "around",
         P + "handle_dflash",
-        "cpu",
     ),
     Contact(
         S + "entrypoints.engine._set_envs_and_config",
@@ -21,7 +20,6 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "children are spawned and import SGLang again",
         "after",
         P + "use_fork",
-        "cpu",
     ),
     Contact(
         S + "model_executor.model_runner.ModelRunner._extend_forward_kwargs",
@@ -29,7 +27,6 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "casts embeddings to bf16",
         "after",
         P + "keep_embedding_dtype",
-        "cpu",
     ),
     Contact(
         S + "mem_cache.memory_pool.MHATokenToKVPool._init_kv_copy_and_warmup",
@@ -37,7 +34,6 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "warms up a copy kernel without a CPU form",
         "replace",
         P + "init_kv_copy",
-        "cpu",
     ),
     Contact(
         S + "constrained.xgrammar_backend._allocate_token_bitmask",
@@ -45,7 +41,6 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "pins memory, which needs a driver",
         "replace",
         P + "allocate_token_bitmask",
-        "cpu",
     ),
     Contact(
         S + "constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask",
@@ -53,7 +48,6 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "knows accelerators only",
         "replace",
         P + "apply_token_bitmask",
-        "cpu",
     ),
     Contact(
         K + "sampling.murmur_hash.murmur_hash32",
@@ -61,7 +55,6 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "Triton kernel; noise of seeded sampling",
         "replace",
         P + "murmur_hash32",
-        "cpu",
     ),
     Contact(
         S + "batch_invariant_ops.batch_invariant_ops.enable_batch_invariant_mode",
@@ -69,7 +62,6 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "needs an accelerator",
         "replace",
         P + "enable_batch_invariant_mode",
-        "cpu",
     ),
     Contact(
         S + "managers.schedule_batch.set_mamba_track_indices_from_reqs",
@@ -77,7 +69,6 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "pins memory, which needs a driver",
         "replace",
         P + "set_mamba_track_indices",
-        "cpu",
     ),
     Contact(
         K + "mamba.mamba_state_scatter_triton.track_mamba_states_if_needed",
@@ -85,7 +76,6 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "Triton kernel",
         "replace",
         P + "track_states",
-        "cpu",
     ),
     Contact(
         K + "mamba.mamba_state_scatter_triton.track_mamba_states_all_layers",
@@ -94,7 +84,6 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "Triton kernel",
         "replace",
         P + "track_states_all_layers",
-        "cpu",
     ),
     Contact(
         S + "utils.numa_utils.init_threads_binding",
@@ -102,7 +91,6 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "wants a NUMA node for each tensor-parallel rank",
         "replace",
         P + "init_threads_binding",
-        "cpu",
     ),
     Contact(
         S + "distributed.device_communicators.pynccl.PyNcclCommunicator.__init__",
@@ -110,7 +98,6 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "believes itself usable on CPU",
         "around",
         P + "pynccl_init",
-        "cpu",
     ),
     Contact(
         S + "distributed.parallel_state.GroupCoordinator.all_gather_into_tensor",
@@ -118,26 +105,19 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "its operator is registered for CUDA only",
         "around",
         P + "all_gather_into_tensor",
-        "cpu",
     ),
-    Contact(K + "attention.fla.layernorm_gated._use_cpu", None, "True only with AMX", "attr", None, "cpu"),
+    Contact(K + "attention.fla.layernorm_gated._use_cpu", None, "True only with AMX", "attr"),
     Contact(
         S + "speculative.draft_worker_common._SUPPORTED_DRAFT_BACKENDS",
         None,
         "lacks torch_native",
         "attr",
-        None,
-        "cpu",
     ),
     Contact(
         S + "layers.attention.attention_registry.ATTENTION_BACKENDS",
         None,
         "torch_native lacks the drafter's block forward",
         "attr",
-        None,
-        "cpu",
     ),
-    Contact(
-        "sgl_kernel.mamba.chunk_gated_delta_rule_cpu", None, "returns no chunk states", "attr", None, "cpu"
-    ),
+    Contact("sgl_kernel.mamba.chunk_gated_delta_rule_cpu", None, "returns no chunk states", "attr"),
 )

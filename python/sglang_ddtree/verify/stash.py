@@ -14,6 +14,8 @@ from sglang.srt.runtime_context import get_server_args
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang_ddtree_kernel.gdn_commit import gdn_commit
 
+from sglang_ddtree.server_args import is_ddtree
+
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang_ddtree_kernel.reference.accept_tree import Accepted
@@ -89,13 +91,9 @@ class GdnStash:
         )
 
 
-def _serves_ddtree() -> bool:
-    return (get_server_args().speculative_algorithm or "").upper() == "DDTREE"
-
-
 def mamba_pool_init(original, pool, *args, **kwargs):
     """Hook around MambaPool.__init__: no per-row snapshots of conv windows and recurrent states."""
-    if _serves_ddtree():
+    if is_ddtree(get_server_args()):
         kwargs["speculative_num_draft_tokens"] = None
     return original(pool, *args, **kwargs)
 
@@ -111,7 +109,7 @@ def stash_bytes(configurator) -> int:
 
 def handle_max_mamba_cache(original, configurator, total_rest_memory):
     """Hook around the solver that splits memory (GiB) between KV and states: charges the stash, not snapshots."""
-    if not _serves_ddtree():
+    if not is_ddtree(get_server_args()):
         return original(configurator, total_rest_memory)
     algorithm, configurator.spec_algorithm = configurator.spec_algorithm, SpeculativeAlgorithm.NONE
     try:
@@ -123,6 +121,6 @@ def handle_max_mamba_cache(original, configurator, total_rest_memory):
 def req_to_token_extra_context_len(original, server_args) -> int:
     """Hook around the width of a req_to_token row: a step reserves twice its rows beyond the committed length."""
     extra = original(server_args)
-    if (server_args.speculative_algorithm or "").upper() != "DDTREE":
+    if not is_ddtree(server_args):
         return extra
     return max(extra, 4 + 2 * server_args.speculative_num_draft_tokens)

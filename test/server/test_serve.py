@@ -39,6 +39,8 @@ class Server:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env=environment,
+            # A test run in the background inherits an ignored Ctrl-C, which a shell cannot trap; a terminal's is not.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def wait_until_ready(self, limit: float = 180) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ def engine(budget: int | None = None, cap: int = 8, *, target: str = TARGET, dra
         yield running
     finally:
         running.shutdown()
+        atexit.unregister(running.shutdown)  # or it logs once more when pytest has closed its streams
 
 
 def greedy(new_tokens: int, **kwargs) -> dict:

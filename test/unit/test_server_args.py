@@ -25,8 +25,8 @@ def parse(*argv: str):
 
 def test_defaults_and_derived_fields():
     args = parse(*PAIR)
-    assert (args.speculative_ddtree_budget, args.speculative_ddtree_topk_cap) == (15, 8)
-    assert (args.speculative_dflash_block_size, args.speculative_num_draft_tokens) == (16, 16)
+    assert (args.speculative_ddtree_budget, args.speculative_ddtree_topk_cap) == (31, 8)
+    assert (args.speculative_dflash_block_size, args.speculative_num_draft_tokens) == (16, 32)
     assert not args.disable_overlap_schedule
     assert args.enable_mamba_extra_buffer()
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from sglang_ddtree_kernel.accept_tree import accept_tree
 from sglang_ddtree_kernel.compact_kv import compact_kv
-from tree_cases import random_tree
+from tree_cases import MOVES, random_tree
 
 
 def make_pools(slots: int) -> list[torch.Tensor]:
@@ -16,18 +16,7 @@ def make_pools(slots: int) -> list[torch.Tensor]:
     ]
 
 
-@pytest.mark.parametrize(
-    "dst,src",
-    [
-        ([], []),
-        ([3], [5]),
-        ([1, 2, 3], [2, 3, 4]),
-        ([2, 3, 4], [1, 2, 3]),
-        ([1, 2], [2, 1]),
-        ([0, 1, 0, 0], [0, 7, 0, 0]),
-    ],
-    ids=["nothing", "one", "down", "up", "swap", "repeated no-op"],
-)
+@pytest.mark.parametrize(("dst", "src"), MOVES.values(), ids=MOVES)
 def test_moves_read_before_they_write(dst, src):
     pools = make_pools(9)
     before = [pool.clone() for pool in pools]

@@ -7,6 +7,7 @@ import torch
 from sglang_ddtree_kernel import compact_kv as module
 from sglang_ddtree_kernel.compact_kv import KvPools, compact_kv, compact_kv_triton
 from test_compact_kv import make_pools
+from tree_cases import MOVES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -22,18 +23,7 @@ def check(pools, dst, src):
         assert torch.equal(pool, wanted)
 
 
-@pytest.mark.parametrize(
-    "dst,src",
-    [
-        ([], []),
-        ([3], [5]),
-        ([1, 2, 3], [2, 3, 4]),
-        ([2, 3, 4], [1, 2, 3]),
-        ([1, 2], [2, 1]),
-        ([0, 1, 0, 0], [0, 7, 0, 0]),
-    ],
-    ids=["nothing", "one", "down", "up", "swap", "repeated no-op"],
-)
+@pytest.mark.parametrize(("dst", "src"), MOVES.values(), ids=MOVES)
 def test_moves_read_before_they_write(dst, src):
     check(make_pools(9), dst, src)
 

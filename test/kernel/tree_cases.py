@@ -70,3 +70,14 @@ def assert_same_tree(actual: DraftTree, expected: DraftTree) -> None:
     for name in ("tokens", "parents", "depths", "ancestors", "valid_counts"):
         a, e = getattr(actual, name), getattr(expected, name)
         assert a.dtype == e.dtype and a.shape == e.shape and torch.equal(a, e), (name, a, e)
+
+
+# Moves of KV rows, dst <- src, by name.
+MOVES = {
+    "nothing": ([], []),
+    "one": ([3], [5]),
+    "down": ([1, 2, 3], [2, 3, 4]),
+    "up": ([2, 3, 4], [1, 2, 3]),
+    "swap": ([1, 2], [2, 1]),
+    "repeated no-op": ([0, 1, 0, 0], [0, 7, 0, 0]),
+}

@@ -9,6 +9,8 @@ import sys
 import torch
 import xgrammar
 
+from sglang_ddtree.server_args import is_ddtree
+
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1  # malloc.h
 KEEP_BYTES = 1 << 30
 WORD = 0xFFFFFFFF
@@ -46,7 +48,12 @@ def install_constants() -> None:
 
 
 def handle_dflash(original, server_args):
-    """The stock defaults refuse every device but CUDA and NPU, and have no torch_native for the drafter."""
+    """The stock defaults refuse every device but CUDA and NPU, and have no torch_native for the drafter.
+
+    Stock DFLASH itself is not served on CPU: it keeps its refusal.
+    """
+    if not is_ddtree(server_args):
+        return original(server_args)
     device, server_args.device = server_args.device, "npu"
     server_args.speculative_draft_attention_backend = "triton"
     try:

@@ -88,6 +88,7 @@ class GdnStash:
             self.head_k_dim,
             track_slots,
             track_steps,
+            activation=self.activation,
         )
 
 

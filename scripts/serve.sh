@@ -45,7 +45,7 @@ announce() {
 
 ready after $(($(date +%s) - started)) s. Try:
 
-  curl http://$host:$port/v1/completions -H 'Content-Type: application/json' -d '{"model": "demo", "prompt": "def gcd(a, b):\n    ", "max_tokens": 64, "temperature": 0}'
+  curl http://$host:$port/v1/completions -H 'Content-Type: application/json' -d '{"model": "demo", "prompt": "class Point:\n    def __init__(self, x, y):\n        self.x = x\n", "max_tokens": 48, "temperature": 0}'
 
 TEXT
 }

@@ -14,11 +14,13 @@ import json
 import torch
 import triton
 import triton.language as tl
-from sglang_ddtree_kernel.accept_tree import accept_tree
+from sglang_ddtree_kernel.accept_tree import accept_tree, greedy_tokens
 from sglang_ddtree_kernel.build_tree import build_tree
 from sglang_ddtree_kernel.compact_kv import KvPools, compact_kv
+from sglang_ddtree_kernel.condition_children import condition_children
 from sglang_ddtree_kernel.reference.accept_tree import accept_tree_walk
 from sglang_ddtree_kernel.reference.build_tree import build_tree_heap, build_tree_levels
+from sglang_ddtree_kernel.reference.condition_children import condition_children as condition_reference
 from sglang_ddtree_kernel.reference.topk_logprobs import topk_logprobs as topk_reference
 from sglang_ddtree_kernel.topk_logprobs import merge_topk, topk_logprobs
 from sglang_ddtree_kernel.tree_attention import tree_attention
@@ -28,7 +30,7 @@ BYTES_PER_US = 4.3e6  # device-to-device copy of an H200, bytes read and written
 FLOPS_PER_US = 790e6  # dense bf16 products of an H200 on random data
 ROTATION_BYTES = 256 << 20  # several times the L2 cache
 VOCAB, Q_HEADS, KV_HEADS, HEAD_DIM, LAYERS = 248_320, 24, 4, 256, 16
-HORIZON, CAP = 15, 8
+HORIZON, CAP, RANK = 15, 8, 128
 
 
 def measure(calls: list, repeats: int = 25) -> float:
@@ -136,6 +138,22 @@ def bench_topk(report: Report) -> None:
     )
 
 
+def bench_greedy(report: Report) -> None:
+    for rows in (16, 64, 512):
+        size = rows * VOCAB * 4
+        sets = [torch.randn(rows, VOCAB, device="cuda") for _ in range(max(2, ROTATION_BYTES // size))]
+        ties = sets[0].round()
+        first = (ties == ties.amax(1, keepdim=True)).int().argmax(1)
+        assert torch.equal(poisoned(lambda ties=ties: greedy_tokens(ties)), first)
+        ours = measure([lambda x=x: greedy_tokens(x) for x in sets])
+        stock = measure([lambda x=x: torch.argmax(x, -1) for x in sets])
+        once = measure([lambda x=x: read_once(x) for x in sets])
+        floor = size / BYTES_PER_US
+        case = f"{rows} x {VOCAB} fp32"
+        report.add("greedy_tokens", case, ours, stock, "torch.argmax", floor, "", None)
+        report.add("greedy_tokens", case, ours, once, "one read", floor, "", None)
+
+
 def candidates(bs: int):
     ids = torch.randint(VOCAB, (bs, HORIZON, CAP), device="cuda")
     logprobs = (
@@ -173,6 +191,32 @@ def bench_build(report: Report) -> None:
             f"< {bar} us" if bar else "",
             met,
         )
+
+
+def bench_condition(report: Report) -> None:
+    """What conditioned children add to a tree of 63 nodes; every case gathers other rows of the factors."""
+    left, right = torch.randn(2, VOCAB, RANK, device="cuda").mul_(0.3).bfloat16()
+    for bs, bar in ((1, 40), (32, 100)):
+        cases = [candidates(bs) for _ in range(16)]
+
+        def conditioned(logprobs, ids, roots):
+            return build_tree(condition_children(logprobs, ids, left, right, 1.0), ids, roots, 63)
+
+        logprobs, ids, roots = cases[0]
+        got = poisoned(lambda: condition_children(logprobs, ids, left, right, 1.0))  # noqa: B023
+        wanted = condition_reference(logprobs, ids, left, right, 1.0)
+        error = (got - wanted).abs().max().item()
+        assert error < 1e-4
+        tree, heap = conditioned(*cases[0]), build_tree_heap(got, ids, roots, 63)
+        for name in ("tokens", "parents", "depths", "ancestors", "valid_counts"):
+            assert torch.equal(getattr(tree, name), getattr(heap, name)), name
+        both = measure([lambda case=case: conditioned(*case) for case in cases])
+        plain = measure([lambda case=case: build_tree(*case, 63) for case in cases])
+        alone = measure([lambda case=case: condition_children(*case[:2], left, right, 1.0) for case in cases])
+        floor = 2 * bs * HORIZON * CAP * RANK * 2 / BYTES_PER_US
+        case, met = f"bs {bs}, R {RANK}, B 63", both - plain < bar
+        report.add("condition+build", case, both, plain, "build_tree", 0.0, f"< {bar} us more", met)
+        report.add("condition", case, alone, None, "", floor, "", None, f"{error:.1e}")
 
 
 def bench_accept(report: Report) -> None:
@@ -353,7 +397,9 @@ def bench_attention(report: Report) -> None:
 
 BENCHES = {
     "topk_logprobs": bench_topk,
+    "greedy_tokens": bench_greedy,
     "build_tree": bench_build,
+    "condition_children": bench_condition,
     "accept_tree": bench_accept,
     "compact_kv": bench_compact,
     "tree_attention": bench_attention,

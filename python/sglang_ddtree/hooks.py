@@ -211,6 +211,58 @@ CONTACTS: tuple[Contact, ...] = (
         "sglang_ddtree.verify.stash.req_to_token_extra_context_len",
     ),
     Contact(
+        S + "models.qwen3_5.Qwen3_5GatedDeltaNet.forward",
+        "self hidden_states forward_batch",
+        "GDN layers of a tree without copies of q|k|v, b and a",
+        "around",
+        "sglang_ddtree.verify.gdn.gated_delta_net_forward",
+    ),
+    Contact(
+        S + "models.qwen3_5.Qwen3_5GatedDeltaNet._forward_input_proj",
+        "self hidden_states",
+        "projections of the same layers",
+    ),
+    # --- captured graphs
+    Contact(
+        S + "model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.__init__",
+        "self model_runner attn_backend speculative_num_steps speculative_num_draft_tokens",
+        "captures without metadata of a stock backend",
+        "around",
+        "sglang_ddtree.graphs.graph_runner_init",
+    ),
+    Contact(
+        S + "model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.capture_one_shape",
+        "self size forward stream_idx variant_label",
+        "captures with the library that is faster for few rows",
+        "around",
+        "sglang_ddtree.graphs.capture_one_shape",
+    ),
+    Contact(
+        S + "model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.get_spec_info",
+        "self num_tokens",
+        "the captured forward follows a tree",
+        "around",
+        "sglang_ddtree.graphs.graph_spec_info",
+    ),
+    Contact(
+        S + "model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.can_run_graph",
+        "self forward_batch",
+        "whether a captured graph serves the verify forward",
+    ),
+    Contact(
+        S + "speculative.dflash_worker_v2.DFlashWorkerV2._maybe_build_draft_sampler",
+        "self",
+        "head, candidates and tree run inside the draft graph",
+    ),
+    Contact(
+        S + "mem_cache.allocation.alloc_for_spec_decode",
+        "tree_cache req_to_token_pool reqs req_pool_indices cur_kv_lens cur_kv_lens_cpu nxt_kv_lens nxt_kv_lens_cpu "
+        "num_needed_tokens batch",
+        "a step reserves the tree's slots, not twice its rows",
+        "around",
+        "sglang_ddtree.verify.stash.alloc_for_spec_decode",
+    ),
+    Contact(
         S + "models.qwen3_5_text.Qwen3_5ForCausalLM.__init__",
         "self config quant_config prefix",
         "text-only Qwen3.5 lacks set_dflash_layers_to_capture; it is added to the class",
@@ -225,11 +277,13 @@ def on_cpu() -> bool:
 
 def contacts() -> tuple[Contact, ...]:
     """The rows that apply on this machine."""
+    from sglang_ddtree.operate.contacts import OPERATE_CONTACTS
+
     if not on_cpu():
-        return CONTACTS
+        return CONTACTS + OPERATE_CONTACTS
     from sglang_ddtree.cpu.contacts import CPU_CONTACTS
 
-    return CONTACTS + CPU_CONTACTS
+    return CONTACTS + OPERATE_CONTACTS + CPU_CONTACTS
 
 
 def install() -> None:

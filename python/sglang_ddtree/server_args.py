@@ -1,11 +1,13 @@
-"""ServerArgs with the two DDTREE flags, and every check that can refuse a start before weights load."""
+"""ServerArgs with the DDTREE flags, and every check that can refuse a start before weights load."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from typing import TYPE_CHECKING
 
+import torch
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.server_args import ServerArgs
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 ALGORITHM = "DDTREE"
 DEFAULT_BUDGET = 31  # measured on two cores: README.md
 DEFAULT_CAP = 8
+DEFAULT_MARKOV_WEIGHT = 1.0
+GRAPH_ROWS = 1024  # rows of the largest captured verify forward; SGLang keeps fp32 logits of as many
 GPU_ATTENTION_BACKENDS = ("triton", "flashinfer", "fa3")
 
 
@@ -27,6 +31,14 @@ def _whole_number(text: str) -> int | str:
     """argparse type: keeps what is not a number, so that the check below can name the flag in one line."""
     try:
         return int(text)
+    except ValueError:
+        return text
+
+
+def _number(text: str) -> float | str:
+    """As _whole_number, for a fraction."""
+    try:
+        return float(text)
     except ValueError:
         return text
 
@@ -50,13 +62,31 @@ class DDTreeServerArgs(ServerArgs):
         ),
         NS("spec"),
     ] = DEFAULT_CAP
+    speculative_ddtree_markov: A[
+        str | None,
+        Arg(
+            help="DDTREE: file of bigram factors that order children by their parent (made by `python -m sglang_ddtree "
+            "fit-markov`), or off. Default: markov.safetensors beside the drafter's weights, if there is one.",
+        ),
+        NS("spec"),
+    ] = None
+    speculative_ddtree_markov_weight: A[
+        float,
+        Arg(
+            help="DDTREE: how far bigram factors count; 0 is off.",
+            type_parser=_number,
+        ),
+        NS("spec"),
+    ] = DEFAULT_MARKOV_WEIGHT
 
     def __post_init__(self):
         if is_ddtree(self):
             check_flags(self)
             draft_config(self)
-            # SGLang's captured verify graph is a chain's; the tree runs eagerly until it has a graph of its own.
-            self.disable_cuda_graph = True
+            if not torch.cuda.is_available():
+                self.disable_cuda_graph = True
+            elif self.cuda_graph_max_bs_decode is None:
+                self.cuda_graph_max_bs_decode = max(1, GRAPH_ROWS // (self.speculative_ddtree_budget + 1))
         super().__post_init__()
 
     @classmethod
@@ -102,6 +132,11 @@ def check_flags(args: DDTreeServerArgs) -> None:
     ):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise DDTreeConfigError(f"{flag}: {value!r} is not a whole number of at least 1")
+    weight = args.speculative_ddtree_markov_weight
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+        raise DDTreeConfigError(
+            f"--speculative-ddtree-markov-weight: {weight!r} is not a number of at least 0; 1.0 is usual, 0 is off"
+        )
     if args.speculative_draft_model_path is None:
         raise DDTreeConfigError(
             "--speculative-draft-model-path: DDTREE needs a DFlash drafter; name its folder"
@@ -115,6 +150,7 @@ def check_flags(args: DDTreeServerArgs) -> None:
         ("--enable-dp-attention", args.enable_dp_attention, "leave it out"),
         ("--enable-lora", bool(args.enable_lora or args.lora_paths), "serve merged weights"),
         ("--page-size", args.page_size not in (None, 1), "use --page-size 1"),
+        ("--mamba-ssm-dtype", args.mamba_ssm_dtype not in (None, "float32"), "use float32"),
         (
             "--speculative-eagle-topk",
             args.speculative_eagle_topk not in (None, 1),
@@ -217,4 +253,29 @@ def check_pair(args: DDTreeServerArgs) -> DFlashDraftConfig:
             f"--speculative-ddtree-budget: budget + 1 = {rows} rows exceed the context length {target.context_len}; "
             "use a smaller budget"
         )
+    check_markov(args, target.vocab_size)
     return draft
+
+
+def markov_file(args: DDTreeServerArgs) -> str | None:
+    """The bigram factors to serve with: those named, or those beside the drafter; None for none."""
+    from sglang_ddtree.draft import markov
+
+    if args.speculative_ddtree_markov == "off" or args.speculative_ddtree_markov_weight == 0:
+        return None
+    if args.speculative_ddtree_markov is not None:
+        return args.speculative_ddtree_markov
+    return markov.beside(args.speculative_draft_model_path, args.speculative_draft_model_revision)
+
+
+def check_markov(args: DDTreeServerArgs, vocab_size: int) -> None:
+    """Checks that the bigram factors are the target's, and whole. Raises DDTreeConfigError."""
+    from sglang_ddtree.draft import markov
+
+    path = markov_file(args)
+    if path is None:
+        return
+    try:
+        markov.read(path, vocab_size)
+    except markov.MarkovError as e:
+        raise DDTreeConfigError(f"--speculative-ddtree-markov: {e}, or use off") from None

@@ -6,6 +6,7 @@ loop over requests or nodes (on CPU the lengths are on the host anyway, and padd
 
 from __future__ import annotations
 
+import logging
 import os
 from copy import deepcopy
 from typing import TYPE_CHECKING
@@ -24,12 +25,14 @@ from sglang.srt.speculative.spec_utils import (
     prepare_mamba_track_for_verify,
 )
 from sglang_ddtree_kernel.accept_tree import accept_tree
-from sglang_ddtree_kernel.build_tree import build_tree
 from sglang_ddtree_kernel.compact_kv import KvPools, compact_kv
 
 from sglang_ddtree import hooks
-from sglang_ddtree.draft.block import draft_block_batch
+from sglang_ddtree.draft import markov
+from sglang_ddtree.draft.block import DDTreeBlockInput, draft_block_batch
 from sglang_ddtree.draft.head import DraftHead
+from sglang_ddtree.graphs import StaticTrees, TreeAttnBackend, TreeSampler
+from sglang_ddtree.server_args import markov_file
 from sglang_ddtree.verify.grammar import tree_links
 from sglang_ddtree.verify.input import DDTreeVerifyInput
 from sglang_ddtree.verify.penalties import OutputPenalties, is_penalised
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     from sglang_ddtree.server_args import DDTreeServerArgs
 
 LEAKY = "SGLANG_DDTREE_LEAKY"
+CHECK_SYNC = "SGLANG_DDTREE_CHECK_SYNC"
+logger = logging.getLogger(__name__)
 
 
 class DDTreeWorker(DFlashWorkerV2):
@@ -57,6 +62,7 @@ class DDTreeWorker(DFlashWorkerV2):
         self.num_rows = self.budget + 1
         self.width = server_args.speculative_num_draft_tokens
         self.leaky = os.environ.get(LEAKY) == "1"
+        self.check_sync = os.environ.get(CHECK_SYNC) == "1" and torch.cuda.is_available()
         own = deepcopy(server_args)
         own.override("ddtree.draft", speculative_num_draft_tokens=server_args.speculative_dflash_block_size)
         super().__init__(own, gpu_id, ps, nccl_port, target_worker)
@@ -64,7 +70,9 @@ class DDTreeWorker(DFlashWorkerV2):
         model = self.model_runner.model
         self._refuse_sliding_window(model)
         self.head = DraftHead(model.lm_head, server_args.speculative_ddtree_topk_cap, get_tp_group())
+        self.markov = self._load_markov(server_args)
         self.stash: GdnStash | None = None
+        self.trees: StaticTrees | None = None
         self.penalties: OutputPenalties | None = None
         self._offsets = torch.arange(self.width, device=self.device)
 
@@ -76,20 +84,79 @@ class DDTreeWorker(DFlashWorkerV2):
                     "--model-path: DDTREE does not support a target with sliding-window attention"
                 )
 
+    def _load_markov(self, server_args: DDTreeServerArgs) -> markov.MarkovFactors | None:
+        """Bigram factors, whole on every rank, so that every rank builds the same tree."""
+        path = markov_file(server_args)
+        if path is None:
+            return None
+        vocab_size = self.model_runner.model_config.vocab_size
+        return markov.load(path, vocab_size, server_args.speculative_ddtree_markov_weight, self.device)
+
     def init_attention_backends(self):
+        """Buffers of the step, once the pools exist and before SGLang captures its graphs."""
         super().init_attention_backends()
-        pool = self.model_runner.token_to_kv_pool
+        target, draft = self.model_runner, self.draft_model_runner
+        pool = target.token_to_kv_pool
         pool = getattr(pool, "full_kv_pool", pool)
         self.kv_pools = KvPools([*pool.k_buffer, *pool.v_buffer])
-        if getattr(self.model_runner.req_to_token_pool, "mamba_pool", None) is not None:
-            self.stash = GdnStash(self.model_runner, self.num_rows)
+        max_bs = target.req_to_token_pool.size
+        on_gpu = torch.device(self.device).type == "cuda"
+        before = torch.cuda.memory_allocated() if on_gpu else 0
+        if getattr(target.req_to_token_pool, "mamba_pool", None) is not None:
+            self.stash = GdnStash(target, self.num_rows)
+        self.block_input = DDTreeBlockInput.create(max_bs, self.block_size, self.device)
+        self.trees = StaticTrees(
+            max_bs, self.num_rows, self.horizon, self.block_input, self.stash, leaky=self.leaky
+        )
+        self.sampler = TreeSampler(self.head, self.block_size, self.budget, self.trees, self.markov)
+        if on_gpu:
+            draft.attn_backend = TreeAttnBackend(draft.attn_backend)
+            draft.ddtree_trees = target.ddtree_trees = self.trees
+            if self.stash is not None:
+                self.stash.reserve(max_bs)
+        if self.ps.tp_rank == 0:
+            self._log_memory(max_bs, torch.cuda.memory_allocated() - before if on_gpu else None)
+
+    def _log_memory(self, max_bs: int, taken: int | None) -> None:
+        """One line. taken: bytes that the allocator gave out for the step's buffers (None on CPU: they grow)."""
+        rows = self.num_rows * max_bs
+        if taken is None:
+            taken = rows * (self.stash.row_bytes if self.stash is not None else 0)
+        logger.info(
+            "DDTREE: budget %d (%d rows), top-k cap %d; buffers of %.2f GiB for %d requests, %.3f MiB a row; a running "
+            "request holds %d KV slots beyond its text, of %d in all; bigram factors: %s",
+            self.budget,
+            self.num_rows,
+            self.head.cap,
+            taken / 2**30,
+            max_bs,
+            taken / rows / 2**20,
+            self.width + self.block_size,
+            self.model_runner.max_total_num_tokens,
+            "none" if self.markov is None else self.markov,
+        )
+
+    @property
+    def spec_v2_attn_backends(self) -> tuple:
+        """On a GPU no forward of a step wants lengths on the host, so the scheduler need not wait for them."""
+        draft = self.draft_model_runner.attn_backend
+        return (draft,) if isinstance(draft, TreeAttnBackend) else super().spec_v2_attn_backends
+
+    def _maybe_build_draft_sampler(self):
+        return self.sampler
 
     def forward_batch_generation(self, batch: ScheduleBatch, on_publish=None, grammar_barrier=None):
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish)
         if batch.forward_mode.is_idle() or batch.spec_info is None:
             return super().forward_batch_generation(batch, on_publish, grammar_barrier)
-        return self._decode(batch, on_publish, grammar_barrier)
+        if not self.check_sync:
+            return self._decode(batch, on_publish, grammar_barrier)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return self._decode(batch, on_publish, grammar_barrier)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
     def _prefill(self, batch: ScheduleBatch, on_publish) -> GenerationBatchResult:
         """Target prefill; the prompt's target features become draft KV at once, before the radix cache may share it."""
@@ -122,10 +189,12 @@ class DDTreeWorker(DFlashWorkerV2):
         slots = req_to_token[batch.req_pool_indices[:, None], seq_lens[:, None] + self._offsets].long()
 
         tree = self._draft(batch, slots[:, : self.block_size])
-        verify_input, verify_batch = self._prepare_verify(batch, tree, slots[:, : self.num_rows])
+        verify_input, verify_batch, in_graph = self._prepare_verify(batch, tree, slots[:, : self.num_rows])
         grammar_tree = GrammarTree.from_device(*tree_links(tree), tree.tokens) if batch.has_grammar else None
+        if not in_graph:
+            verify_batch.mark_forward_metadata_ready()
         out = self.target_worker.forward_batch_generation(
-            batch=None, forward_batch=verify_batch, is_verify=True, skip_attn_backend_init=True
+            batch=None, forward_batch=verify_batch, is_verify=True
         ).logits_output
 
         tokens = self._target_tokens(
@@ -146,7 +215,7 @@ class DDTreeWorker(DFlashWorkerV2):
             logits_output=out,
             next_token_ids=accepted.tokens.reshape(-1),
             accept_lens=accepted.lens,
-            can_run_cuda_graph=False,
+            can_run_cuda_graph=in_graph,
             next_draft_input=self._make_next_draft_input_decode(
                 bonus_tokens=accepted.bonus, new_seq_lens=new_seq_lens
             ),
@@ -156,7 +225,7 @@ class DDTreeWorker(DFlashWorkerV2):
         )
 
     def _draft(self, batch: ScheduleBatch, slots: torch.Tensor) -> DraftTree:
-        """One drafter forward, then the tree of its best paths."""
+        """One drafter forward, then the tree of its best paths (inside the forward's graph, where there is one)."""
         draft_input = batch.spec_info
         known = batch.seq_lens_cpu is not None
         seq_lens_cpu = batch.seq_lens_cpu + self.block_size if known else draft_input.reserved_seq_lens_cpu
@@ -168,29 +237,22 @@ class DDTreeWorker(DFlashWorkerV2):
             slots=slots,
             mask_token_id=self._mask_token_id,
             embed=self.model_runner.model.get_input_embeddings(),
-            spec_info=self._draft_block_spec_info,
+            spec_info=self.block_input,
         )
         with torch.inference_mode():
-            hidden = self.draft_model_runner.forward(forward_batch).logits_output.hidden_states
-            hidden = hidden.view(len(slots), self.block_size, -1)[:, 1:]
-            logprobs, ids = self.head(hidden.flatten(0, 1))
-        shape = (len(slots), self.horizon, -1)
-        return build_tree(logprobs.view(shape), ids.view(shape), draft_input.bonus_tokens, self.budget)
+            out = self.draft_model_runner.forward(forward_batch)
+            if out.can_run_graph:
+                return self.trees.of(len(slots))
+            return self.sampler.grow(out.logits_output.hidden_states, draft_input.bonus_tokens)
 
     def _prepare_verify(self, batch: ScheduleBatch, tree: DraftTree, slots: torch.Tensor):
         """Packs the verify forward; host lengths are restored, since the batch belongs to the scheduler."""
         if self.stash is not None:
             # Stock DFLASH omits this, so that GDN checkpoints of the prefix cache go stale during decode.
             prepare_mamba_track_for_verify(batch)
+            self.stash.reserve(len(slots))
             self.stash.begin(batch.req_pool_indices)
-        verify_input = DDTreeVerifyInput.create(
-            tree,
-            slots,
-            batch.seq_lens,
-            self.stash,
-            capture_hidden_mode=CaptureHiddenMode.FULL,
-            leaky=self.leaky,
-        )
+        verify_input = DDTreeVerifyInput.create(tree, batch.seq_lens, self.stash, leaky=self.leaky)
         reserved = batch.spec_info
         host_lens = batch.seq_lens_cpu, batch.seq_lens_sum
         if batch.seq_lens_cpu is not None:
@@ -201,9 +263,12 @@ class DDTreeWorker(DFlashWorkerV2):
                 reserved.reserved_seq_lens_cpu,
                 reserved.reserved_seq_lens_sum,
             )
-        verify_batch, _ = verify_input.prepare_for_verify(batch, self.target_worker)
+        batch.out_cache_loc = slots.reshape(-1)
+        verify_batch, in_graph = verify_input.prepare_for_verify(batch, self.target_worker)
         batch.seq_lens_cpu, batch.seq_lens_sum = host_lens
-        return verify_input, verify_batch
+        if in_graph and tree.tokens.data_ptr() != self.trees.tree.tokens.data_ptr():
+            self.trees.store(tree)  # grown outside the draft graph
+        return verify_input, verify_batch, in_graph
 
     def _begin_penalties(self, batch: ScheduleBatch, first_tokens: torch.Tensor) -> None:
         if self.penalties is None:

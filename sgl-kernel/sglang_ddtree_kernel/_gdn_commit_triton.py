@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sglang_ddtree_kernel._gdn_triton import inverse_norm, log_decay, sigmoid, silu
 
@@ -51,8 +52,11 @@ def _path_kernel(
     window_layer, window_slot, window_channel, window_column,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, CHANNELS: tl.constexpr,
     STEPS: tl.constexpr, WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, TRACK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Normalised keys [L, bs, P, H, K], values [L, bs, P, HV, V], gates [L, bs, HV, 2, P]: decay, beta."""
+    if PDL:
+        gdc_launch_dependents()
     head, layer_request = tl.program_id(0), tl.program_id(1).to(tl.int64)
     layer, request = layer_request // bs, layer_request % bs
     slot = tl.load(slots + request).to(tl.int64)
@@ -145,7 +149,7 @@ def _fold_kernel(
     keys, values, gates, states, slots, accept_lens, track_slots, track_steps,
     bs, P, state_layer, state_slot, state_head, state_v,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    KO: tl.constexpr, KI: tl.constexpr, BV: tl.constexpr, TRACK: tl.constexpr,
+    KO: tl.constexpr, KI: tl.constexpr, BV: tl.constexpr, TRACK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A [BV, K] tile of one state, held as [BV, KO, KI]: a row has few threads, its sum few shuffles."""
     V_BLOCKS: tl.constexpr = (V + BV - 1) // BV
@@ -167,16 +171,18 @@ def _fold_kernel(
     keys += (layer_request * P * H + v_head // (HV // H)) * K + ok
     values += (layer_request * P * HV + v_head) * V + ov
     gates += (layer_request * HV + v_head) * (2 * P)
-    k = tl.load(keys, mask=ok < K, other=0.0)
-    v = tl.load(values, mask=ov < V, other=0.0)
+    if PDL:
+        gdc_wait()  # all before reads what older launches wrote
+    in_key, in_value = ok < K, ov < V
+    k = tl.load(keys, mask=in_key, other=0.0)
+    v = tl.load(values, mask=in_value, other=0.0)
     decay, beta = tl.load(gates), tl.load(gates + P)
     for step in range(0, steps):
-        # The next token's loads need not wait for this token's arithmetic.
-        more = step + 1 < steps
-        next_k = tl.load(keys + (step + 1) * (H * K), mask=(ok < K) & more, other=0.0)
-        next_v = tl.load(values + (step + 1) * (HV * V), mask=(ov < V) & more, other=0.0)
-        next_decay = tl.load(gates + step + 1, mask=more, other=0.0)
-        next_beta = tl.load(gates + P + step + 1, mask=more, other=0.0)
+        # The next token's loads need not wait for this token's arithmetic. The last token loads itself again.
+        following = tl.minimum(step + 1, steps - 1)
+        next_k = tl.load(keys + following * (H * K), mask=in_key, other=0.0)
+        next_v = tl.load(values + following * (HV * V), mask=in_value, other=0.0)
+        next_decay, next_beta = tl.load(gates + following), tl.load(gates + P + following)
         S *= decay
         u = (v.to(tl.float32) - tl.sum(tl.sum(S * k[None, :, :], 1), 1)) * beta
         S += u[:, None, None] * k[None, :, :]
@@ -212,8 +218,10 @@ def gdn_commit_triton(
     num_warps: int = 2,
     path_steps: int = 4,
     path_warps: int = 2,
+    dependent: bool = False,
 ) -> None:
-    """`gdn_commit` in two launches; the last arguments tune it.
+    """`gdn_commit` in two launches; the last arguments tune it. If `dependent`, the second starts during the first
+    (compute capability 9.0 and above).
 
     Workspace per layer, request and accepted row: H K keys in fp32, HV V values in their dtype, 2 HV gates.
     """
@@ -227,7 +235,7 @@ def gdn_commit_triton(
     keys = mixed_qkv.new_empty(L, bs, P, H, K, dtype=torch.float32)
     values = mixed_qkv.new_empty(L, bs, P, HV, V)
     gates = mixed_qkv.new_empty(L, bs, HV, 2, P, dtype=torch.float32)
-    common = dict(H=H, HV=HV, K=K, V=V, TRACK=track_slots is not None)
+    common = dict(H=H, HV=HV, K=K, V=V, TRACK=track_slots is not None, PDL=dependent)
     _path_kernel[(2 * H + HV, L * bs)](
         mixed_qkv,
         a,
@@ -279,5 +287,6 @@ def gdn_commit_triton(
         KI=key_lanes,
         BV=BV,
         num_warps=num_warps,
+        **(dict(launch_pdl=True) if dependent else {}),
         **common,
     )

@@ -10,11 +10,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sglang_ddtree_kernel.reference.topk_logprobs import ShardTopK
 
-GROUP = 32  # columns
-STEPS, LANES = 4, 32  # a block is STEPS x LANES x 16 bytes of a row, read by one warp
 NO_ID = tl.constexpr(0x7FFFFFFF)
 NOTHING = tl.constexpr(-0x80000000)
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -60,8 +59,12 @@ def _pass_kernel(
     STEPS: tl.constexpr,
     LANES: tl.constexpr,
     VECTOR: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Maxima of groups [R, blocks, BLOCK / GROUP] and of blocks [R, blocks], and log-sum-exps of blocks."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     BLOCK: tl.constexpr = STEPS * LANES * VECTOR
     STEP_GROUPS: tl.constexpr = LANES * VECTOR // GROUP
@@ -145,23 +148,27 @@ def _search_kernel(
     GROUP: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
     BLOCKS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One row: its K best blocks, the K best groups of those, and the K best columns of those."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, K_PAD)
     used = (place < K)[:, None]
 
     block = tl.arange(0, BLOCKS)
     exists = block < num_blocks
-    lse = tl.load(block_lse + row * num_blocks + block, mask=exists, other=-float("inf"))
-    tl.store(lse_out + row, _log_sum_exp(lse))
     maxima = tl.load(block_max + row * num_blocks + block, mask=exists, other=0.0)
+    lse = tl.load(block_lse + row * num_blocks + block, mask=exists, other=-float("inf"))
     blocks = _best_units(maxima, block, exists, num_blocks, place, K)
 
     group = blocks[:, None] * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)[None, :]
     num_groups = num_blocks * BLOCK_GROUPS
     exists = used & (group < num_groups)
     maxima = tl.load(group_max + row * num_groups + group, mask=exists, other=0.0)
+    tl.store(lse_out + row, _log_sum_exp(lse))  # while the maxima are on their way
     groups = _best_units(maxima, group, exists, num_groups, place, K)
 
     column = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -204,16 +211,29 @@ def _merge_kernel(
     tl.store(ids_out + out, (~best_low).to(tl.int64), mask=place < K)
 
 
-def topk_logprobs_triton(logits: torch.Tensor, k: int, vocab_offset: int = 0) -> ShardTopK:
-    """`topk_logprobs` in two launches that read the logits once; ids must stay below 2^31 - 1."""
+def topk_logprobs_triton(
+    logits: torch.Tensor,
+    k: int,
+    vocab_offset: int = 0,
+    *,
+    group: int = 32,
+    steps: int = 4,
+    lanes: int = 32,
+    dependent: bool = False,
+) -> ShardTopK:
+    """`topk_logprobs` in two launches that read the logits once; ids must stay below 2^31 - 1.
+
+    The last arguments tune it: columns of a group; a block is steps x lanes x 16 bytes of a row, read by one warp;
+    whether launches start while the ones before them run (compute capability 9.0 and above).
+    """
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     num_rows, vocab = logits.shape
     vector = 16 // logits.element_size()
-    block = STEPS * LANES * vector
-    num_blocks, block_groups = triton.cdiv(vocab, block), block // GROUP
+    block = steps * lanes * vector
+    num_blocks, block_groups = triton.cdiv(vocab, block), block // group
     if num_blocks * block_groups > 1 << 16:
-        raise ValueError(f"logits must have at most {GROUP << 16} columns, got {vocab}")
+        raise ValueError(f"logits must have at most {group << 16} columns, got {vocab}")
     out = ShardTopK(
         logits.new_empty(num_rows, k, dtype=torch.float32),
         logits.new_empty(num_rows, k, dtype=torch.int64),
@@ -224,6 +244,7 @@ def topk_logprobs_triton(logits: torch.Tensor, k: int, vocab_offset: int = 0) ->
     group_max = logits.new_empty(num_rows, num_blocks, block_groups)
     block_max = logits.new_empty(num_rows, num_blocks)
     block_lse = logits.new_empty(num_rows, num_blocks, dtype=torch.float32)
+    overlap = dict(PDL=True, launch_pdl=True) if dependent else dict(PDL=False)
     _pass_kernel[(num_blocks, num_rows)](
         logits,
         group_max,
@@ -232,11 +253,12 @@ def topk_logprobs_triton(logits: torch.Tensor, k: int, vocab_offset: int = 0) ->
         vocab,
         logits.stride(0),
         ALIGNED=vocab % vector == 0,
-        GROUP=GROUP,
-        STEPS=STEPS,
-        LANES=LANES,
+        GROUP=group,
+        STEPS=steps,
+        LANES=lanes,
         VECTOR=vector,
         num_warps=1,
+        **overlap,
     )
     _search_kernel[(num_rows,)](
         logits,
@@ -250,10 +272,11 @@ def topk_logprobs_triton(logits: torch.Tensor, k: int, vocab_offset: int = 0) ->
         num_blocks,
         K=k,
         K_PAD=triton.next_power_of_2(k),
-        GROUP=GROUP,
+        GROUP=group,
         BLOCK_GROUPS=block_groups,
         BLOCKS=triton.next_power_of_2(num_blocks),
         num_warps=1,  # a maximum over one warp needs no barrier, and the search is nothing but such maxima
+        **overlap,
     )
     return out
 

@@ -27,7 +27,9 @@ def pick_tile(capability: int, head_dim: int, itemsize: int, stacked_rows: int) 
     """Tile for a padded head size, operand bytes and N * Hq / Hkv stacked rows; capability 90, 100, 120."""
     roomy = capability // 10 in (9, 10)  # 227 KiB of shared memory per program, else 99
     if itemsize == 4:
-        return Tile(32, 32, 8, 1) if head_dim > 128 or not roomy else Tile(64, 32, 8, 1)
+        if head_dim > 128:
+            return Tile(16, 32, 8, 1)
+        return Tile(64, 32, 8, 1) if roomy else Tile(32, 32, 8, 1)
     if stacked_rows <= 16:
         return Tile(16, 32, 4, 2) if head_dim > 128 and not roomy else Tile(16, 64, 4, 2)
     if stacked_rows <= 64 or not roomy:
@@ -86,10 +88,12 @@ def _split_kernel(
     seq_lens,
     tree_slots,
     ancestors,
+    depths,
     part_out,
     part_lse,
     scale,
     logit_cap,
+    window,
     num_rows,
     group,
     stride_q_row,
@@ -101,6 +105,7 @@ def _split_kernel(
     stride_req,
     KV_HEADS: tl.constexpr,
     CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
     DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
     D: tl.constexpr,
@@ -110,6 +115,7 @@ def _split_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WORDS: tl.constexpr,
+    PADDED_WORDS: tl.constexpr,
     MIN_BLOCKS: tl.constexpr,
 ):
     """A tile of one KV head's stacked queries against one share of the committed keys, or the tree's keys.
@@ -124,17 +130,25 @@ def _split_kernel(
     row = tl.minimum(m // group, num_rows - 1)
     head = kv_head * group + m % group
 
+    request_row = request.to(tl.int64) * num_rows
+
     # The share follows from the length on the device, the number of shares does not.
     length = tl.load(seq_lens + request).to(tl.int32)
-    share = tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK_N), splits), MIN_BLOCKS) * BLOCK_N
-    begin = part * share
+    first = tl.maximum(length - window, 0) if WINDOWED else 0  # what the root sees, and so any row
+    share = tl.maximum(tl.cdiv(tl.cdiv(length - first, BLOCK_N), splits), MIN_BLOCKS) * BLOCK_N
+    begin = first + part * share
     end = tl.minimum(begin + share, length)
     is_tree = part == splits
     if is_tree:
         begin = 0
-        end = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // group + 1, num_rows)  # later rows are no ancestors
+        words = WORDS
+        if WORDS > 1:  # of a tree, all but the last rows end before the last word
+            word = tl.arange(0, PADDED_WORDS)[None, :]
+            word_at = ancestors + (request_row + row)[:, None] * WORDS + word
+            seen = tl.load(word_at, mask=exists[:, None] & (word < WORDS), other=0) != 0
+            words = tl.max(tl.max(tl.where(seen, word + 1, 0), 1), 0)
+        end = tl.minimum(words * 64, num_rows)
 
-    request_row = request.to(tl.int64) * num_rows
     out_row = (part.to(tl.int64) * (tl.num_programs(2) // KV_HEADS) * num_rows + request_row + row) * (
         KV_HEADS * group
     ) + head
@@ -153,6 +167,8 @@ def _split_kernel(
         row_max = tl.full([BLOCK_M], -float("inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
         column = tl.arange(0, BLOCK_N)
+        if WINDOWED:
+            depth = tl.load(depths + request_row + row)
         if is_tree:
             word_at = ancestors + (request_row + row) * WORDS
             for start in range(begin, end, BLOCK_N):
@@ -162,9 +178,12 @@ def _split_kernel(
                 k = _rows_of(k_pool, slot, stride_k_slot, d, inside, D, BLOCK_D, DTYPE)
                 v = _rows_of(v_pool, slot, stride_v_slot, dv, inside, DV, BLOCK_DV, DTYPE)
                 word = tl.load(word_at + start // 64)
-                bit = (word[:, None] >> (start % 64 + column).to(tl.int64)[None, :]) & 1
+                visible = ((word[:, None] >> (start % 64 + column).to(tl.int64)[None, :]) & 1) != 0
+                if WINDOWED:
+                    key_depth = tl.load(depths + request_row + start + column, mask=inside, other=0)
+                    visible = visible & (depth[:, None] - key_depth[None, :] <= window)
                 acc, row_max, row_sum = _attend(
-                    query, k, v, bit != 0, acc, row_max, row_sum, scale, logit_cap, CAPPED, PRECISION
+                    query, k, v, visible, acc, row_max, row_sum, scale, logit_cap, CAPPED, PRECISION
                 )
         else:
             slots = req_to_token + tl.load(req_pool_indices + request).to(tl.int64) * stride_req
@@ -173,8 +192,11 @@ def _split_kernel(
                 slot = tl.load(slots + start + column, mask=inside, other=0).to(tl.int64)
                 k = _rows_of(k_pool, slot, stride_k_slot, d, inside, D, BLOCK_D, DTYPE)
                 v = _rows_of(v_pool, slot, stride_v_slot, dv, inside, DV, BLOCK_DV, DTYPE)
+                visible = inside[None, :]
+                if WINDOWED:
+                    visible = visible & ((length - start + depth)[:, None] - column[None, :] <= window)
                 acc, row_max, row_sum = _attend(
-                    query, k, v, inside[None, :], acc, row_max, row_sum, scale, logit_cap, CAPPED, PRECISION
+                    query, k, v, visible, acc, row_max, row_sum, scale, logit_cap, CAPPED, PRECISION
                 )
         safe_sum = tl.where(row_sum > 0, row_sum, 1.0)
         out_mask = exists[:, None]
@@ -209,14 +231,14 @@ def _merge_kernel(
     tl.store(out + output.to(tl.int64) * DV + dv, merged.to(out.dtype.element_ty), mask=dv < DV)
 
 
-def pick_splits(tiles: int, num_sms: int, tile: Tile, max_ctx: int) -> tuple[int, int]:
+def pick_splits(tiles: int, num_sms: int, tile: Tile, max_keys: int) -> tuple[int, int]:
     """Shares of the committed keys, and the least keys of a share; `tiles` programs would run without."""
     resident = num_sms * (1 if tile.block_m > 64 else 2)
     splits, min_share = resident // tiles - 1, MIN_SHARE
     if splits < 2:  # no longer one wave with the tree's part: the count whose last wave idles least
         splits = min(range(1, 5), key=lambda s: (round(triton.cdiv(tiles * s, resident) / s, 1), s))
         min_share = MIN_SHARE_OF_MANY
-    return max(min(splits, MAX_SPLITS, triton.cdiv(max_ctx, min_share)), 1), min_share
+    return max(min(splits, MAX_SPLITS, triton.cdiv(max_keys, min_share)), 1), min_share
 
 
 def tree_attention_triton(
@@ -231,6 +253,8 @@ def tree_attention_triton(
     scale: float,
     logit_cap: float = 0.0,
     *,
+    window: int = 0,
+    depths: torch.Tensor | None = None,
     tile: Tile | None = None,
     splits: int | None = None,
 ) -> torch.Tensor:
@@ -254,7 +278,8 @@ def tree_attention_triton(
     if tile is None:
         tile = pick_tile(capability, max(block_d, block_dv), dtype.itemsize, num_rows * group)
     m_tiles = triton.cdiv(num_rows * group, tile.block_m)
-    picked, min_share = pick_splits(max(m_tiles * kv_heads * bs, 1), num_sms, tile, req_to_token.shape[1])
+    max_keys = min(window, req_to_token.shape[1]) if window else req_to_token.shape[1]
+    picked, min_share = pick_splits(max(m_tiles * kv_heads * bs, 1), num_sms, tile, max_keys)
     splits = splits or picked
     num_outputs = bs * num_rows * q_heads
     part_out = q.new_empty(splits + 1, num_outputs, dv, dtype=torch.float32)
@@ -271,10 +296,12 @@ def tree_attention_triton(
         seq_lens,
         tree_slots.contiguous(),
         ancestors.contiguous(),
+        depths.contiguous() if window else None,
         part_out,
         part_lse,
         scale if logit_cap > 0 else scale * LOG2E,
         logit_cap,
+        window,
         num_rows,
         group,
         q.stride(1),
@@ -286,6 +313,7 @@ def tree_attention_triton(
         req_to_token.stride(0),
         KV_HEADS=kv_heads,
         CAPPED=logit_cap > 0,
+        WINDOWED=window > 0,
         DTYPE={torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype],
         PRECISION="tf32x3" if dtype == torch.float32 else "tf32",
         D=d,
@@ -295,6 +323,7 @@ def tree_attention_triton(
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         WORDS=num_words(num_rows),
+        PADDED_WORDS=triton.next_power_of_2(num_words(num_rows)),
         MIN_BLOCKS=triton.cdiv(min_share, tile.block_n),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

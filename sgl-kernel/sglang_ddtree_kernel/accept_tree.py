@@ -6,14 +6,27 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_ddtree_kernel._argmax_triton import argmax_triton
 from sglang_ddtree_kernel.reference.accept_tree import Accepted, accept_tree_walk
 from sglang_ddtree_kernel.tree_types import DraftTree
 
 
 def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """Argmax token int64 [R] of every row of logits [R, V]; ties go to the smaller id."""
-    if logits.ndim != 2:
-        raise ValueError(f"logits must be [R, V], got {list(logits.shape)}")
+    """Argmax token of every row; ties go to the smaller id, -0.0 equal to 0.0.
+
+    Args:
+        logits: [R, V], V >= 1, finite or -inf; a row of -inf alone gives token 0, one with a NaN the first NaN's id.
+
+    Returns:
+        int64 [R].
+
+    Raises:
+        ValueError: `logits` is not such a matrix.
+    """
+    if logits.ndim != 2 or not logits.shape[1]:
+        raise ValueError(f"logits must be [R, V] with V >= 1, got {list(logits.shape)}")
+    if logits.is_cuda and logits.dtype in (torch.float32, torch.bfloat16, torch.float16):
+        return argmax_triton(logits)
     return logits.max(-1).indices  # the first one, as argmax, but three times as fast on a CPU
 
 

@@ -24,6 +24,9 @@ def ask(running) -> dict[str, object]:
         return running.generate(prompt, greedy(new_tokens) | params)["output_ids"]
 
     answers = {
+        # First: SGLang has two sampling routes, whose noise differs, and takes the one for top-k as long as the running
+        # batch has not dropped an earlier greedy request.
+        "seed": tokens(PROMPTS[1], temperature=1.0, sampling_seed=7),
         "prompt longer than the prefill chunk": tokens(LONG),
         "its prefix from the cache": tokens(LONG + "\n\ndef f(x):\n"),
         "frequency penalty": tokens(PROMPTS[0], frequency_penalty=0.7),
@@ -37,13 +40,15 @@ def ask(running) -> dict[str, object]:
         "stop string": tokens(PROMPTS[1], stop=["return"], ignore_eos=False),
         "json schema": tokens(PROMPTS[2], json_schema=json.dumps(SCHEMA), ignore_eos=False),
         "regex": tokens(PROMPTS[3], regex=r"[a-z]{3,8} = \[[0-9]+(, [0-9]+){3,9}\]\n", ignore_eos=False),
-        "seed": tokens(PROMPTS[1], temperature=1.0, sampling_seed=7),
         "seed with top-p and top-k": tokens(
             PROMPTS[3], temperature=0.8, top_p=0.9, top_k=20, sampling_seed=11
         ),
     }
+    encode = running.tokenizer_manager.tokenizer.encode
     first = running.generate(PROMPTS[1], greedy(400))
-    second = running.generate(PROMPTS[1] + first["text"] + "\n\nclass Vector:\n", greedy(64))
+    # As ids: a text that is encoded again may come out as other tokens.
+    dialogue = encode(PROMPTS[1]) + first["output_ids"] + encode("\n\nclass Vector:\n")
+    second = running.generate(input_ids=dialogue, sampling_params=greedy(64))
     answers["first turn"], answers["second turn"] = first["output_ids"], second["output_ids"]
     answers["tokens of the second turn from the cache"] = second["meta_info"]["cached_tokens"]
     out = running.generate(PROMPTS[0], greedy(24), return_logprob=True, top_logprobs_num=2)["meta_info"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.dflash_reference import DFlashReference
+from support.drafters import windowed_drafter
 from support.engines import DRAFT, TARGET, engine, greedy
 from support.prompts import PROMPTS
 
@@ -81,11 +82,16 @@ def test_state_after_every_commit_is_the_autoregressive_state(
     assert worst <= 1e-6
 
 
-def test_served_drafter_equals_an_independent_forward(monkeypatch, tmp_path):
+@pytest.mark.parametrize("window", [None, 40])
+def test_served_drafter_equals_an_independent_forward(window, monkeypatch, tmp_path):
     from sglang_ddtree.draft.head import DraftHead
     from sglang_ddtree.worker import DDTreeWorker
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    checkpoint = DRAFT
+    if window is not None:
+        (tmp_path / "draft").mkdir()
+        checkpoint = windowed_drafter(DRAFT, tmp_path / "draft", window)
     head, draft = DraftHead.__call__, DDTreeWorker._draft
 
     def recording_head(self, hidden):
@@ -102,7 +108,7 @@ def test_served_drafter_equals_an_independent_forward(monkeypatch, tmp_path):
 
     monkeypatch.setattr(DraftHead, "__call__", recording_head)
     monkeypatch.setattr(DDTreeWorker, "_draft", recording_draft)
-    with engine(15) as running:
+    with engine(15, draft=checkpoint) as running:
         output = running.generate(PROMPT, greedy(NEW_TOKENS))["output_ids"]
 
     torch.set_num_threads(1)
@@ -110,9 +116,9 @@ def test_served_drafter_equals_an_independent_forward(monkeypatch, tmp_path):
     text = AutoTokenizer.from_pretrained(TARGET).encode(PROMPT) + output
     with torch.no_grad():
         layers = target(torch.tensor([text]), output_hidden_states=True).hidden_states
-    wanted = json.loads((Path(DRAFT) / "config.json").read_text())["dflash_config"]["target_layer_ids"]
+    wanted = json.loads((Path(checkpoint) / "config.json").read_text())["dflash_config"]["target_layer_ids"]
     features = torch.cat([layers[i + 1][0] for i in wanted], dim=-1)
-    reference = DFlashReference(DRAFT, target.get_input_embeddings().weight.detach())
+    reference = DFlashReference(checkpoint, target.get_input_embeddings().weight.detach())
     # With overlap scheduling one more step may run after the last token.
     steps = [seen for p in tmp_path.glob("step*.pt") if (seen := torch.load(p))["length"] < len(text)]
     assert len(steps) >= 5

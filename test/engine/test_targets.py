@@ -1,4 +1,4 @@
-"""Other targets than the demo pair: a tiny random hybrid and a dense Qwen3 without GDN layers."""
+"""Other targets than the demo pair: tiny random hybrids, one of them on eight ranks, and a dense Qwen3 without GDN."""
 
 from __future__ import annotations
 
@@ -23,3 +23,18 @@ def test_random_pair(kind, tmp_path):
         with engine(budget, cap, draft=drafter(tmp_path / "draft", VOCAB), **pair) as running:
             outputs = running.generate(input_ids=prompts, sampling_params=greedy(NEW_TOKENS))
         divergences(plain, [o["output_ids"] for o in outputs])
+
+
+@pytest.mark.slow
+def test_eight_ranks(tmp_path):
+    """Two KV heads on eight ranks: each is held by four of them; GDN and query heads, vocabulary and FFN are split."""
+    heads, pair = 16, dict(target=str(tmp_path / "target"), skip_tokenizer_init=True, context_length=1024)
+    hybrid_target(tmp_path / "target", VOCAB, heads)
+    draft = drafter(tmp_path / "draft", VOCAB, heads)
+    generator = torch.Generator().manual_seed(2)
+    prompts = [torch.randint(2, VOCAB, (n,), generator=generator).tolist() for n in (3, 70)]
+    with engine(**pair) as running:
+        plain = decode_plainly(running, prompts, 16)
+    with engine(7, draft=draft, tp_size=8, **pair) as running:
+        outputs = running.generate(input_ids=prompts, sampling_params=greedy(16))
+    divergences(plain, [o["output_ids"] for o in outputs])

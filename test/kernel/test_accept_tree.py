@@ -86,9 +86,16 @@ def test_greedy_ties_go_to_the_smaller_id(vocab, dtype):
     rng = torch.Generator().manual_seed(vocab)
     logits = torch.randint(-3, 4, (6, vocab), generator=rng).to(dtype)
     logits[0] = -torch.inf
+    logits[1] = -logits[1].abs()  # the greatest are zeros of both signs
     expected = [row.index(max(row)) for row in logits.tolist()]
     tokens = greedy_tokens(logits)
     assert tokens.dtype == torch.int64 and tokens.tolist() == expected
+
+
+def test_greedy_nan_shows():
+    logits = torch.randn(1, 40)
+    logits[0, [7, 11]] = torch.nan
+    assert greedy_tokens(logits).tolist() == [7]
 
 
 def test_errors_name_the_argument():
@@ -99,5 +106,6 @@ def test_errors_name_the_argument():
         accept_tree(tree, targets, targets.int())
     with pytest.raises(ValueError, match="^horizon must"):
         accept_tree(tree, targets, horizon=0)
-    with pytest.raises(ValueError, match="^logits must"):
-        greedy_tokens(torch.zeros(3))
+    for shape in ((3,), (3, 0)):
+        with pytest.raises(ValueError, match="^logits must"):
+            greedy_tokens(torch.zeros(shape))

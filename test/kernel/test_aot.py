@@ -54,20 +54,25 @@ def launch_gdn() -> None:
                     empty(bs, HV, V, K, dtype=pool), ints(bs), longs(bs, n, -(-n // 64)), H, K,
                 )  # fmt: skip
     for pool in ("float32", "bfloat16"):
-        for track in (None, ints(8)):
+        for track, dependent in ((None, False), (ints(8), False), (ints(8), True)):
             gates = empty(4, 8, 16, HV)
             gdn_commit_triton(
                 empty(4, 8, 16, dim), gates, gates, empty(4, dim, 4), None, fp32(4, HV), fp32(4, HV),
                 empty(4, 9, HV, V, K, dtype=pool), empty(4, 9, dim, 3), ints(8), ints(8, 16), ints(8),
-                H, K, track, track,
+                H, K, track, track, dependent=dependent,
             )  # fmt: skip
     for n in (16, 64):
-        conv1d_tree_triton(empty(8, n, dim), empty(9, dim, 3), ints(8), empty(dim, 4), None, ints(8, n))
+        inputs = empty(9, dim, 3), ints(8), empty(dim, 4), None, ints(8, n)
+        conv1d_tree_triton(empty(8, n, dim), *inputs)
+        x, _, a, b = empty(8, n, dim + HV * (V + 2)).split([dim, HV * V, HV, HV], 2)  # of one projection
+        stash = empty(8, n, dim), empty(8, n, HV), empty(8, n, HV)
+        conv1d_tree_triton(x, *inputs, gates=(a, b), stash=stash)
 
 
 def launch_attention(capability: int) -> None:
     """Every tile that can be picked; 6 query heads to a KV head."""
     from sglang_ddtree_kernel._tree_attention_triton import pick_tile, tree_attention_triton
+    from sglang_ddtree_kernel.tree_types import num_words
 
     for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
         for d in (64, 128, 256):
@@ -75,23 +80,34 @@ def launch_attention(capability: int) -> None:
                 pick_tile(capability, d, itemsize, stacked) for stacked in (1, 16, 17, 64, 65, 384, 4096)
             }
             for tile in tiles:
-                tree_attention_triton(
-                    empty(1, 64, 24, d, dtype=dtype), empty(4096, 4, d, dtype=dtype),
-                    empty(4096, 4, d, dtype=dtype), ints(8, 32_768), longs(1), longs(1), longs(1, 64),
-                    longs(1, 64, 1), d**-0.5, 30.0 if d == 128 else 0.0, tile=tile,
-                )  # fmt: skip
+                for n, options in ((64, {}), (64, dict(window=2047, depths=ints(1, 64))), (128, {})):
+                    tree_attention_triton(
+                        empty(1, n, 24, d, dtype=dtype), empty(4096, 4, d, dtype=dtype),
+                        empty(4096, 4, d, dtype=dtype), ints(8, 32_768), longs(1), longs(1), longs(1, n),
+                        longs(1, n, num_words(n)), d**-0.5, 30.0 if d == 128 else 0.0, tile=tile, **options,
+                    )  # fmt: skip
 
 
 def launch_tree() -> None:
+    from sglang_ddtree_kernel._argmax_triton import argmax_triton
     from sglang_ddtree_kernel._build_tree_triton import build_tree_triton
+    from sglang_ddtree_kernel._condition_children_triton import condition_children_triton
     from sglang_ddtree_kernel._topk_logprobs_triton import merge_topk_triton, topk_logprobs_triton
     from sglang_ddtree_kernel.accept_tree import accept_tree_triton
     from sglang_ddtree_kernel.compact_kv import MAX_MOVES, KvPools, compact_kv_triton
 
+    for dtype in ("float32", "bfloat16", "float16"):
+        for dependent in (False, True):
+            argmax_triton(empty(64, 248_320, dtype=dtype), dependent=dependent)
     for k in (1, 8, 32):
         for dtype in ("bfloat16", "float32"):
-            topk_logprobs_triton(empty(15, 248_320, dtype=dtype), k)
+            for dependent in (False, True):
+                topk_logprobs_triton(empty(15, 248_320, dtype=dtype), k, dependent=dependent)
         merge_topk_triton(fp32(8, 15, k), longs(8, 15, k), fp32(8, 15))
+    for width in (8, 16, 32):
+        for rank, dtype in ((64, "bfloat16"), (128, "bfloat16"), (256, "bfloat16"), (128, "float32")):
+            factors = empty(248_320, rank, dtype=dtype)
+            condition_children_triton(fp32(2, 15, width), longs(2, 15, width), factors, factors, 1.0)
     for rows in (16, 128, 512):
         for lead, spine in (((), False), ((8,), True)):
             tree = build_tree_triton(fp32(2, 15, 8, *lead), longs(2, 15, 8), longs(2), rows - 1, spine=spine)

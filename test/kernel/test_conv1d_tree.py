@@ -33,6 +33,30 @@ def case(tree, width=4, dtype=torch.float32, extra_columns=0, seed=0):
     )
 
 
+def with_stash(inputs, HV=6, dtype=None, gate_dtype=None):
+    """Adds gates and a stash of the given dtypes (the inputs' by default), all of them inside wider tensors."""
+    x = inputs["x"]
+    bs, num_rows, dim = x.shape
+    wide = Draw(7, x.dtype).normal(bs, num_rows + 2, dim + 2 * HV + 3)  # as one projection gives x, a and b
+    wide[:, 1:-1, :dim] = x
+    x, a, b, _ = wide[:, 1:-1].split([dim, HV, HV, 3], 2)
+    stash = [
+        torch.full((bs + 1, num_rows + 1, given.shape[2] + 2), -7.0, dtype=kind or x.dtype)[:bs, 1:, 1:-1]
+        for given, kind in ((x, dtype), (a, gate_dtype), (b, gate_dtype))
+    ]
+    return inputs | dict(x=x, gates=(a, b), stash=tuple(stash))
+
+
+def assert_stashed(inputs, stash):
+    """Every bit as it came where the dtypes agree, and nothing written beside the rows."""
+    for kept, given in zip(stash, (inputs["x"], *inputs["gates"]), strict=True):
+        got, want = kept.cpu(), given.to(kept.dtype)
+        assert torch.equal(got.contiguous().view(torch.uint8), want.contiguous().view(torch.uint8))
+        around = kept._base.clone()
+        around.as_strided(kept.shape, kept.stride(), kept.storage_offset()).fill_(-7)
+        assert (around == -7).all()
+
+
 def replay(inputs, ancestors, activation="silu"):
     x, width = inputs["x"], inputs["weight"].shape[1]
     paths = unpack_ancestors(ancestors, x.shape[1])
@@ -85,6 +109,17 @@ def test_padded_request():
 def test_bf16_is_rounded_once():
     tree = random_tree(2, 2, 16, 5)
     check(case(tree, dtype=torch.bfloat16), tree, tolerance=2**-8)
+
+
+@pytest.mark.parametrize("dtypes", [(None, None), (torch.bfloat16, torch.float32)], ids=["same", "other"])
+@pytest.mark.parametrize("tree", ["root-only", "random-31-invalid"])
+def test_stash(tree, dtypes):
+    tree = TREES[tree]()
+    plain = case(tree)
+    plain["slots"][0] = -1
+    inputs = with_stash(plain, 6, *dtypes)
+    assert torch.equal(conv1d_tree(**inputs), conv1d_tree(**plain))
+    assert_stashed(inputs, inputs["stash"])
 
 
 @pytest.mark.parametrize("lengths", [[1], [2, 1], [5, 0, 70], [3, 9]], ids=str)
@@ -145,3 +180,21 @@ def test_bad_arguments(name, change):
         conv1d_tree(**inputs)
     with pytest.raises(ValueError, match="activation"):
         conv1d_tree(**case(random_tree(5, 2, 16, 5)), activation="gelu")
+
+
+def test_bad_stash():
+    inputs = with_stash(case(random_tree(5, 2, 16, 5)))
+    gates, stash = inputs["gates"], inputs["stash"]
+    for change in ({"gates": None}, {"stash": None}):
+        with pytest.raises(ValueError, match="gates and stash must be given together"):
+            conv1d_tree(**inputs | change)
+    with pytest.raises(ValueError, match="gates must be"):
+        conv1d_tree(**inputs | {"stash": stash[:2]})
+    for i in range(2):
+        for change in (lambda x: x[:, 1:], lambda x: x.mT.contiguous().mT):
+            with pytest.raises(ValueError, match=rf"gates\[{i}\] must"):
+                conv1d_tree(**inputs | {"gates": [change(x) if j == i else x for j, x in enumerate(gates)]})
+    for i in range(3):
+        for change in (lambda x: x[..., 1:], lambda x: x.mT.contiguous().mT):
+            with pytest.raises(ValueError, match=rf"stash\[{i}\] must"):
+                conv1d_tree(**inputs | {"stash": [change(x) if j == i else x for j, x in enumerate(stash)]})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from sglang_ddtree_kernel import _topk_logprobs_triton as kernels
@@ -11,12 +13,8 @@ from test_topk_logprobs import make_logits, split
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
-    """Several blocks per row and groups per block at sizes that the interpreter bears."""
-    monkeypatch.setattr(kernels, "STEPS", 2)
-    monkeypatch.setattr(kernels, "LANES", 8)
-    monkeypatch.setattr(kernels, "GROUP", 16)
+# Several blocks per row and groups per block at sizes that the interpreter bears.
+topk_logprobs_small = partial(kernels.topk_logprobs_triton, steps=2, lanes=8, group=16)
 
 
 def assert_same(actual, expected):
@@ -30,7 +28,7 @@ def assert_same(actual, expected):
 @pytest.mark.parametrize("k", [1, 8, 11, 32])
 def test_equals_reference(k, kind, dtype):
     logits = make_logits(kind, 3, 997).to(DEVICE, dtype)
-    assert_same(kernels.topk_logprobs_triton(logits, k, 70), reference.topk_logprobs(logits, k, 70))
+    assert_same(topk_logprobs_small(logits, k, 70), reference.topk_logprobs(logits, k, 70))
 
 
 @pytest.mark.parametrize("order", ["rising", "falling", "one group", "constant"])
@@ -45,19 +43,19 @@ def test_adverse_orders(dtype, order):
         "constant": torch.zeros(600),
     }[order]
     logits = (values / 256)[None].to(DEVICE, dtype)
-    assert_same(kernels.topk_logprobs_triton(logits, 8), reference.topk_logprobs(logits, 8, 0))
+    assert_same(topk_logprobs_small(logits, 8), reference.topk_logprobs(logits, 8, 0))
 
 
 @pytest.mark.parametrize("vocab,k", [(1, 1), (5, 5), (32, 32), (130, 32)])
 def test_few_columns(vocab, k):
     logits = make_logits("ties", 4, vocab).to(DEVICE)
-    assert_same(kernels.topk_logprobs_triton(logits, k), reference.topk_logprobs(logits, k, 0))
+    assert_same(topk_logprobs_small(logits, k), reference.topk_logprobs(logits, k, 0))
 
 
 def test_strided_rows():
     logits = make_logits("plain", 4, 300).to(DEVICE)
     for view in (logits[::2, 7:250], logits[:, :60].T):
-        assert_same(kernels.topk_logprobs_triton(view, 4), reference.topk_logprobs(view, 4, 0))
+        assert_same(topk_logprobs_small(view, 4), reference.topk_logprobs(view, 4, 0))
 
 
 @pytest.mark.parametrize("kind", ["plain", "ties", "masked", "bf16"])
@@ -81,8 +79,7 @@ def test_merged_shards_equal_the_reference(k, shards, kind):
 @pytest.mark.skipif(DEVICE == "cpu", reason="too large for the interpreter")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows,k", [(1, 8), (15, 8), (15, 32), (240, 8)])
-def test_served_size(rows, k, dtype, monkeypatch):
-    monkeypatch.undo()
+def test_served_size(rows, k, dtype):
     logits = torch.randn(rows, 248_320, device="cuda").mul(3).to(dtype)
     actual, expected = kernels.topk_logprobs_triton(logits, k), reference.topk_logprobs(logits, k, 0)
     assert torch.equal(actual.values, expected.values) and torch.equal(actual.ids, expected.ids)

@@ -8,7 +8,7 @@ from sglang_ddtree_kernel import _tree_attention_triton as kernels
 from sglang_ddtree_kernel._tree_attention_triton import Tile, pick_splits, tree_attention_triton
 from sglang_ddtree_kernel.reference.tree_attention import tree_attention_naive
 from sglang_ddtree_kernel.tree_types import chain_ancestors
-from test_tree_attention import TOLERANCE, make_case
+from test_tree_attention import TOLERANCE, as_block, make_case, with_window
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter's products of bf16 are wrong: it multiplies their bits.
@@ -74,6 +74,42 @@ def test_rows_under_other_branches_may_be_infinite():
 
 def test_chain_and_padded_request():
     case = make_case([12, 0], 16, 2, 1, 16, 16) | {"ancestors": chain_ancestors(2, 16)}
+    case["tree_slots"][1] = -1
+    check(case)
+
+
+@pytest.mark.parametrize("window", [1, 36, 37, 200])
+@pytest.mark.parametrize("num_rows", [1, 16] if DEVICE == "cpu" else [1, 16, 65, 200])
+def test_window(num_rows, window):
+    check(with_window(make_case([37, 0, 1, 130], num_rows, 6, 2, 16, 24, invalid=3), window))
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5])
+@pytest.mark.parametrize("window", [15, 16, 40])
+def test_splits_of_a_window(window, splits, monkeypatch):
+    monkeypatch.setattr(kernels, "MIN_SHARE", 16)
+    check(with_window(make_case([15, 16, 17, 159], 5, 4, 2, 16, 16), window), splits=splits)
+
+
+def test_keys_before_the_window_are_not_read():
+    """Their slots may be given to others by then."""
+    case = with_window(make_case([40, 70], 16, 4, 2, 16, 16), 20)
+    for row, length in zip(case["req_pool_indices"].tolist(), case["seq_lens"].tolist(), strict=True):
+        case["k_pool"][case["req_to_token"][row, : length - 20].long()] = float("nan")
+        case["v_pool"][case["req_to_token"][row, : length - 20].long()] = float("nan")
+    check(case)
+
+
+@pytest.mark.parametrize("window", [0, 7, 40])
+@pytest.mark.parametrize("lengths,num_rows", [([37, 0, 60], 16), ([5], 70)], ids=["16 rows", "70 rows"])
+def test_block_of_a_drafter(lengths, num_rows, window):
+    """Every tile of stacked rows sees the rows of later tiles too."""
+    heads = (6, 2) if num_rows == 16 else (1, 1)
+    check(as_block(make_case(lengths, num_rows, *heads, 16, 16)) | {"window": window})
+
+
+def test_padded_request_in_a_window():
+    case = with_window(make_case([9, 0], 16, 2, 1, 16, 16), 4)
     case["tree_slots"][1] = -1
     check(case)
 

@@ -1,7 +1,8 @@
 """An independent forward of a DFlash checkpoint in plain PyTorch: no SGLang module, no cache.
 
 Mathematics: arXiv 2602.06036 (DFlash). The context enters as keys and values only, projected from the target's
-features; the block [bonus, MASK, ...] attends to the context and, in both directions, to itself.
+features; the block [bonus, MASK, ...] attends to the context and, in both directions, to itself. A layer of type
+sliding_attention sees the last `sliding_window` positions, itself included, and nothing behind itself.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ class DFlashReference:
             group = heads // kv_heads
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             scores = torch.einsum("qhd,khd->hqk", q, k) * d**-0.5
+            if "layer_types" in c and c["layer_types"][i] == "sliding_attention":
+                behind = positions[len(features) :, None] - positions
+                scores = scores.masked_fill((behind < 0) | (behind >= c["sliding_window"]), -torch.inf)
             out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
             x = x + out @ w[p + "self_attn.o_proj.weight"].T
             h = self.norm(x, p + "post_attention_layernorm.weight")

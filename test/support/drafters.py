@@ -1,7 +1,8 @@
-"""Drafters that are of no use: random weights, and one that proposes only tokens the target never says."""
+"""Other drafters: random weights, one that proposes only tokens the target never says, one with sliding windows."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -56,3 +57,14 @@ def adversarial_drafter(draft: str, target: str, folder: Path) -> str:
     top = (head @ direction).topk(8).indices
     assert bool((top >= RESERVED).all()), "the head cannot tell reserved tokens from the others"
     return _write(draft, weights, folder)
+
+
+def windowed_drafter(draft: str, folder: Path, window: int) -> str:
+    """The drafter's weights, all layers but the last seeing `window` positions, as in published drafters."""
+    weights = load_file(Path(draft) / "model.safetensors")
+    _write(draft, weights, folder)
+    config = json.loads((folder / "config.json").read_text())
+    types = ["sliding_attention"] * (config["num_hidden_layers"] - 1) + ["full_attention"]
+    config |= dict(layer_types=types, sliding_window=window, use_sliding_window=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)

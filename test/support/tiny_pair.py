@@ -11,12 +11,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
 
-HIDDEN, FFN, BLOCK, MASK = 64, 128, 8, 1
+HIDDEN, FFN, BLOCK, MASK, HEADS = 64, 128, 8, 1, 4
 COMMON = dict(
     hidden_size=HIDDEN,
     intermediate_size=FFN,
     num_hidden_layers=4,
-    num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=32,
     max_position_embeddings=2048,
@@ -27,15 +26,19 @@ COMMON = dict(
 )
 
 
-def hybrid_target(folder: Path, vocab_size: int) -> Qwen3_5ForCausalLM:
-    """3 GDN layers and 1 attention layer; saved in fp32 under folder and returned."""
+def hybrid_target(folder: Path, vocab_size: int, heads: int = HEADS) -> Qwen3_5ForCausalLM:
+    """3 GDN layers with `heads` value heads, 1 attention layer with `heads` query heads and 2 KV heads.
+
+    Saved in fp32 under folder and returned.
+    """
     torch.manual_seed(0)
     config = Qwen3_5TextConfig(
         vocab_size=vocab_size,
         linear_key_head_dim=32,
         linear_value_head_dim=32,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
+        linear_num_key_heads=heads // 2,
+        linear_num_value_heads=heads,
+        num_attention_heads=heads,
         linear_conv_kernel_dim=4,
         rope_parameters={
             "rope_type": "default",
@@ -62,12 +65,12 @@ def hybrid_target(folder: Path, vocab_size: int) -> Qwen3_5ForCausalLM:
 
 def dense_target(folder: Path, vocab_size: int) -> Qwen3ForCausalLM:
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=vocab_size, **COMMON)).float()
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=vocab_size, num_attention_heads=HEADS, **COMMON)).float()
     model.save_pretrained(folder)
     return model.eval()
 
 
-def drafter(folder: Path, vocab_size: int) -> str:
+def drafter(folder: Path, vocab_size: int, heads: int = HEADS) -> str:
     """Two random layers that read the target's layers 1 and 2; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     config = dict(
@@ -84,14 +87,15 @@ def drafter(folder: Path, vocab_size: int) -> str:
         block_size=BLOCK,
         num_target_layers=4,
         dflash_config={"target_layer_ids": [1, 2], "mask_token_id": MASK},
+        num_attention_heads=heads,
     )
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(1)
     matrices = {
-        "self_attn.q_proj": (128, HIDDEN),
+        "self_attn.q_proj": (heads * 32, HIDDEN),
         "self_attn.k_proj": (64, HIDDEN),
         "self_attn.v_proj": (64, HIDDEN),
-        "self_attn.o_proj": (HIDDEN, 128),
+        "self_attn.o_proj": (HIDDEN, heads * 32),
         "mlp.gate_proj": (FFN, HIDDEN),
         "mlp.up_proj": (FFN, HIDDEN),
         "mlp.down_proj": (HIDDEN, FFN),

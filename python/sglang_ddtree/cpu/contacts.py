@@ -113,11 +113,5 @@ CPU_CONTACTS: tuple[Contact, ...] = (
         "lacks torch_native",
         "attr",
     ),
-    Contact(
-        S + "layers.attention.attention_registry.ATTENTION_BACKENDS",
-        None,
-        "torch_native lacks the drafter's block forward",
-        "attr",
-    ),
     Contact("sgl_kernel.mamba.chunk_gated_delta_rule_cpu", None, "returns no chunk states", "attr"),
 )

@@ -28,17 +28,13 @@ def tune_process() -> None:
 def install_constants() -> None:
     """Module constants that are computed at import and have no function to hook."""
     import sglang.kernels.ops.attention.fla.layernorm_gated as layernorm_gated
-    import sglang.srt.layers.attention.attention_registry as registry
     import sglang.srt.server_args as server_args
     import sglang.srt.speculative.draft_worker_common as draft_worker_common
 
-    from sglang_ddtree.cpu.attention import create_backend
-
     # True only with AMX there, although the operator behind it is ours; the other branch is a Triton kernel.
     layernorm_gated._use_cpu = True
-    # The drafter's backend; the one below serves its block forward.
+    # The drafter's backend: its block forward is served by our hook on RadixAttention.
     draft_worker_common._SUPPORTED_DRAFT_BACKENDS += ("torch_native",)
-    registry.ATTENTION_BACKENDS["torch_native"] = create_backend
     # Seeds are honoured under --enable-deterministic-inference, which asks for one of these.
     server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES.append("torch_native")
     server_args.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND.append("torch_native")

@@ -6,6 +6,7 @@ that is 0.97 MiB a row over 48 layers, where SGLang's per-row snapshots take 144
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,36 +32,62 @@ class GdnStash:
         pool = model_runner.req_to_token_pool
         cache = pool.mamba_pool.mamba_cache
         self.conv_states, self.states = cache.conv[0], cache.temporal
+        if self.states.dtype != torch.float32:
+            # Decoding rounds the state after every token, the rows of a tree are not rounded one by one.
+            raise ValueError(
+                f"--mamba-ssm-dtype: states in {self.states.dtype} are not supported with DDTREE; use float32"
+            )
         self.pool, self.layer_index = pool, pool.mamba_map
         layers = {m.layer_id: m for m in model_runner.model.modules() if isinstance(m, RadixLinearAttention)}
         self.layers = [layers[layer_id] for layer_id in pool.mamba_map]
         first = self.layers[0]
         self.num_k_heads, self.head_k_dim = first.num_k_heads, first.head_k_dim
         self.activation = first.activation
-        self.num_rows = num_rows
+        self.num_rows, self.dtype = num_rows, model_runner.dtype
         self.state_slots = None
-        self.mixed_qkv = self.a = self.b = None
+        self._allocate(0)
+        self._stack_weights()
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one tree row of one request, over all layers."""
+        return sum(x.shape[0] * x.shape[-1] * x.itemsize for x in (self.mixed_qkv, self.a, self.b))
+
+    def reserve(self, bs: int) -> None:
+        """Makes room for bs requests; in captured graphs the addresses must not change afterwards."""
+        if self.mixed_qkv.shape[1] < bs:
+            self._allocate(bs)
+
+    def _allocate(self, bs: int) -> None:
+        shape, heads = (len(self.layers), bs, self.num_rows), self.layers[0].num_v_heads
+        empty = lambda width: self.states.new_empty(*shape, width, dtype=self.dtype)  # noqa: E731
+        self.mixed_qkv, self.a, self.b = empty(self.conv_states.shape[2]), empty(heads), empty(heads)
+
+    def _stack_weights(self) -> None:
+        """The commit reads all layers' small weights from one tensor of each kind.
+
+        They are copied anew at every step, one launch for each dtype, since a weight update may have changed them.
+        """
+        kinds = ("conv_weights", "bias", "A_log", "dt_bias")
+        sources = {kind: [getattr(m, kind) for m in self.layers] for kind in kinds}
+        if sources["bias"][0] is None:
+            del sources["bias"]
+        self.weights = {kind: torch.stack([x.detach() for x in xs]) for kind, xs in sources.items()}
+        by_dtype = defaultdict(lambda: ([], []))
+        for kind, xs in sources.items():
+            copies, originals = by_dtype[xs[0].dtype]
+            copies += self.weights[kind].unbind()
+            originals += [x.detach() for x in xs]
+        self._weight_copies = list(by_dtype.values())
 
     def begin(self, req_pool_indices: torch.Tensor) -> None:
         """Looks up the state slots of this step's requests, int64 [bs]."""
         slots = self.pool.get_mamba_indices(req_pool_indices)
         self.state_slots = self.pool.translate_mamba_indices(slots).long()
 
-    def put(self, layer_id: int, mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> int:
-        """Keeps one layer's rows ([bs, N, D], [bs, N, HV] twice); returns the layer's index in the pools."""
-        bs = mixed_qkv.shape[0]
-        if self.mixed_qkv is None or self.mixed_qkv.shape[1] < bs:
-            self._allocate(bs, mixed_qkv, a)
-        i = self.layer_index[layer_id]
-        self.mixed_qkv[i, :bs] = mixed_qkv
-        self.a[i, :bs] = a
-        self.b[i, :bs] = b
-        return i
-
-    def _allocate(self, bs: int, mixed_qkv: torch.Tensor, gates: torch.Tensor) -> None:
-        shape = (len(self.layers), bs, self.num_rows)
-        self.mixed_qkv = mixed_qkv.new_empty(*shape, mixed_qkv.shape[-1])
-        self.a, self.b = gates.new_empty(2, *shape, gates.shape[-1]).unbind(0)
+    def rows_of(self, i: int, bs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Where layer i keeps its rows: q|k|v [bs, N, D], a and b [bs, N, HV]."""
+        return self.mixed_qkv[i, :bs], self.a[i, :bs], self.b[i, :bs]
 
     def commit(
         self, accepted: Accepted, track_slots: torch.Tensor | None, track_steps: torch.Tensor | None
@@ -69,16 +96,17 @@ class GdnStash:
 
         track_slots int64 [bs], track_steps int32 [bs]: where the prefix cache wants the state after that many rows.
         """
-        bs, layers = accepted.lens.shape[0], self.layers
-        has_bias = layers[0].bias is not None
+        bs = accepted.lens.shape[0]
+        for copies, originals in self._weight_copies:
+            torch._foreach_copy_(copies, originals)
         gdn_commit(
             self.mixed_qkv[:, :bs],
             self.a[:, :bs],
             self.b[:, :bs],
-            torch.stack([m.conv_weights for m in layers]),
-            torch.stack([m.bias for m in layers]) if has_bias else None,
-            torch.stack([m.A_log for m in layers]),
-            torch.stack([m.dt_bias for m in layers]),
+            self.weights["conv_weights"],
+            self.weights.get("bias"),
+            self.weights["A_log"],
+            self.weights["dt_bias"],
             self.states,
             self.conv_states,
             self.state_slots,
@@ -119,9 +147,32 @@ def handle_max_mamba_cache(original, configurator, total_rest_memory):
         configurator.spec_algorithm = algorithm
 
 
+def reserved_slots(server_args) -> int:
+    """KV slots a request holds beyond the length that the host knows.
+
+    One step's tree or block, behind what the step in flight may commit, which the host has not seen yet.
+    """
+    return server_args.speculative_num_draft_tokens + server_args.speculative_dflash_block_size
+
+
 def req_to_token_extra_context_len(original, server_args) -> int:
-    """Hook around the width of a req_to_token row: a step reserves twice its rows beyond the committed length."""
+    """Hook around the width of a req_to_token row: as wide as the reservation of a step."""
     extra = original(server_args)
-    if not is_ddtree(server_args):
-        return extra
-    return max(extra, 4 + 2 * server_args.speculative_num_draft_tokens)
+    return max(extra, 4 + reserved_slots(server_args)) if is_ddtree(server_args) else extra
+
+
+def alloc_for_spec_decode(original, *args, nxt_kv_lens, cur_kv_lens_cpu, nxt_kv_lens_cpu, **kwargs):
+    """Hook around the allocation of a decode step: what the tree needs, where DFLASH asks for its rows twice."""
+    args_ = get_server_args()
+    if is_ddtree(args_):
+        spare = 2 * args_.speculative_num_draft_tokens - reserved_slots(args_)
+        torch.maximum(cur_kv_lens_cpu, nxt_kv_lens_cpu - spare, out=nxt_kv_lens_cpu)
+        nxt_kv_lens.copy_(nxt_kv_lens_cpu, non_blocking=True)
+        kwargs["num_needed_tokens"] = int((nxt_kv_lens_cpu - cur_kv_lens_cpu).sum())
+    return original(
+        *args,
+        nxt_kv_lens=nxt_kv_lens,
+        cur_kv_lens_cpu=cur_kv_lens_cpu,
+        nxt_kv_lens_cpu=nxt_kv_lens_cpu,
+        **kwargs,
+    )

@@ -15,8 +15,14 @@ def conv1d_tree(
     bias: torch.Tensor | None,
     parents: torch.Tensor,
     activation: str | None = "silu",
+    *,
+    gates: tuple[torch.Tensor, torch.Tensor] | None = None,
+    stash: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Shapes as in `sglang_ddtree_kernel.conv1d_tree`."""
+    if stash is not None:
+        for kept, given in zip(stash, (x, *gates), strict=True):
+            kept.copy_(given)
     bs, num_rows, dim = x.shape
     width, dtype = weight.shape[1], compute_dtype(x)
     committed = width - 1

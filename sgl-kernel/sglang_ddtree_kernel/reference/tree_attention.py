@@ -19,6 +19,9 @@ def tree_attention_naive(
     scale: float,
     logit_cap: float = 0.0,
     dtype: torch.dtype = torch.float64,
+    *,
+    window: int = 0,
+    depths: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Each row and head by itself over exactly the tokens it sees, in `dtype`; else as `tree_attention`."""
     bs, num_rows, q_heads, _ = q.shape
@@ -26,9 +29,15 @@ def tree_attention_naive(
     sees = unpack_ancestors(ancestors, num_rows)
     out = torch.empty(bs, num_rows, q_heads, v_pool.shape[2], dtype=dtype, device=q.device)
     for b in range(bs):
-        committed = req_to_token[req_pool_indices[b], : int(seq_lens[b])].long()
+        length = int(seq_lens[b])
+        all_slots = torch.cat([req_to_token[req_pool_indices[b], :length].long(), tree_slots[b].clamp(min=0)])
+        committed = sees.new_ones(length)
         for i in range(num_rows):
-            slots = torch.cat([committed, tree_slots[b, sees[b, i]].clamp(min=0)])
+            visible = torch.cat([committed, sees[b, i]])
+            if window:
+                positions = torch.cat([torch.arange(length, device=q.device), length + depths[b]])
+                visible = visible & (positions[length + i] - positions <= window)
+            slots = all_slots[visible]
             for h in range(q_heads):
                 logits = k_pool[slots, h // group].to(dtype) @ q[b, i, h].to(dtype) * scale
                 if logit_cap > 0:
@@ -48,6 +57,9 @@ def tree_attention(
     ancestors: torch.Tensor,
     scale: float,
     logit_cap: float = 0.0,
+    *,
+    window: int = 0,
+    depths: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """fp32, one request at a time because their lengths differ; -> [bs, N, Hq, dv] in the dtype of `v_pool`.
 
@@ -56,16 +68,24 @@ def tree_attention(
     bs, num_rows, q_heads, head_dim = q.shape
     kv_heads = k_pool.shape[1]
     group = q_heads // kv_heads
-    hidden = ~unpack_ancestors(ancestors, num_rows).repeat(1, group, 1)  # [bs, group * N, N]
+    visible = unpack_ancestors(ancestors, num_rows)
+    if window:
+        visible &= depths[:, :, None] - depths[:, None, :] <= window
     stacked = q.float().view(bs, num_rows, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
     tree_slots = tree_slots.clamp(min=0)
     outputs = []
     for b, length in enumerate(seq_lens.tolist()):
-        slots = torch.cat([req_to_token[req_pool_indices[b], :length], tree_slots[b]])
+        first = max(length - window, 0) if window else 0  # what the root sees, and so any row
+        slots = torch.cat([req_to_token[req_pool_indices[b], first:length], tree_slots[b]])
         k = k_pool[slots].float().transpose(0, 1)[None]
         v = v_pool[slots].float().transpose(0, 1)[None]
-        mask = k.new_zeros(group * num_rows, length + num_rows)
-        mask[:, length:].masked_fill_(hidden[b], -torch.inf)
+        mask = k.new_zeros(num_rows, length - first + num_rows)
+        mask[:, length - first :].masked_fill_(~visible[b], -torch.inf)
+        if window:
+            positions = torch.arange(first, length, device=q.device)
+            too_old = length + depths[b, :, None] - positions > window
+            mask[:, : length - first].masked_fill_(too_old, -torch.inf)
+        mask = mask.repeat(group, 1)
         if logit_cap > 0:
             logits = stacked[b] @ k[0].transpose(1, 2) * scale
             out = (logit_cap * torch.tanh(logits / logit_cap) + mask).softmax(-1) @ v[0]

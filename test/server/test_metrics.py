@@ -1,0 +1,116 @@
+"""Acceptance as /metrics, /server_info, each response and SGLang's own load tool report it: one and the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+from support.engines import TARGET
+from support.prompts import PROMPTS
+from support.servers import Server
+
+BUDGET, CAP, BLOCK = 12, 4, 16
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    flags = (
+        "--enable-metrics",
+        "--speculative-ddtree-budget",
+        str(BUDGET),
+        "--speculative-ddtree-topk-cap",
+        str(CAP),
+    )
+    running = Server(tmp_path_factory.mktemp("metrics") / "log", *flags)
+    try:
+        running.wait_until_ready()
+        yield running
+    finally:
+        running.end()
+
+
+def samples(server: Server) -> dict[str, float]:
+    """Values of the plugin's metrics, by name and, where there is one, by bucket or phase."""
+    found: dict[str, float] = {}
+    text = requests.get(server.base + "/metrics", timeout=30).text
+    for family in text_string_to_metric_families(text):
+        for s in family.samples:
+            if s.name.startswith("sglang_ddtree_"):
+                key = s.name + "".join(f"|{s.labels[k]}" for k in ("phase", "le") if k in s.labels)
+                found[key] = s.value
+                assert s.labels["model_name"] == "demo"
+    return found
+
+
+def generate(server: Server, prompts: list[str], tokens: int = 64) -> list[dict]:
+    params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    body = {"text": prompts, "sampling_params": params}
+    return [a["meta_info"] for a in requests.post(server.base + "/generate", json=body, timeout=120).json()]
+
+
+def test_metrics_are_the_sum_of_the_responses(server):
+    generate(server, PROMPTS[:1], 4)
+    before = samples(server)
+    metas = generate(server, PROMPTS[:6])
+    after = samples(server)
+    grown = {k: v - before.get(k, 0) for k, v in after.items()}
+    steps, accepted = (sum(m[k] for m in metas) for k in ("spec_verify_ct", "spec_num_correct_drafts"))
+    assert grown["sglang_ddtree_accepted_drafts_count"] == steps
+    assert grown["sglang_ddtree_accepted_drafts_sum"] == accepted
+    assert grown["sglang_ddtree_tree_rows_total"] == steps * (BUDGET + 1)
+    assert steps / 6 <= grown["sglang_ddtree_verify_forwards_total"] < steps
+    histogram = [0] * BLOCK
+    for meta in metas:
+        for i, n in enumerate(meta["spec_accept_histogram"]):
+            histogram[i] += n
+    for i in range(BLOCK):
+        assert grown[f"sglang_ddtree_accepted_drafts_bucket|{float(i)}"] == sum(histogram[: i + 1])
+    assert (after["sglang_ddtree_budget"], after["sglang_ddtree_topk_cap"]) == (BUDGET, CAP)
+
+
+def test_a_response_tells_what_was_proposed_and_accepted(server):
+    meta = generate(server, PROMPTS[:1])[0]
+    steps, histogram = meta["spec_verify_ct"], meta["spec_accept_histogram"]
+    assert sum(histogram) == steps
+    assert sum(i * n for i, n in enumerate(histogram)) == meta["spec_num_correct_drafts"]
+    assert meta["spec_num_proposed_drafts"] == steps * BUDGET
+    assert meta["spec_accept_rate"] == pytest.approx(meta["spec_num_correct_drafts"] / (steps * BUDGET))
+    assert meta["spec_accept_length"] == pytest.approx(64 / steps)
+
+
+def test_phases_are_sampled(server):
+    generate(server, PROMPTS[:2], 256)
+    now = samples(server)
+    for phase in ("draft", "verify", "commit"):
+        count, total = (now[f"sglang_ddtree_phase_seconds_{k}|{phase}"] for k in ("count", "sum"))
+        assert count >= 2
+        assert 0 < total / count < 5
+    assert now["sglang_ddtree_phase_seconds_sum|verify"] > now["sglang_ddtree_phase_seconds_sum|commit"]
+
+
+def test_bench_serving_reports_the_acceptance_of_metrics(server, tmp_path):
+    """SGLang's own load tool, on prompts of ours."""
+    turns = [[{"role": "user", "content": p}, {"role": "assistant", "content": "x"}] for p in PROMPTS[:8]]
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text(
+        "".join(
+            json.dumps({"conversations": [{"content": m["content"], "role": m["role"]} for m in t]}) + "\n"
+            for t in turns
+        )
+    )
+    result = tmp_path / "result.jsonl"
+    command = [sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang", "--base-url", server.base]
+    command += ["--dataset-name", "custom", "--dataset-path", str(rows), "--num-prompts", "8"]
+    command += ["--sharegpt-output-len", "48", "--max-concurrency", "2", "--output-file", str(result)]
+    command += ["--model", "demo", "--tokenizer", TARGET, "--disable-tqdm"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    reported = json.loads(result.read_text().splitlines()[-1])["accept_length"]
+    now = samples(server)
+    tau = 1 + now["sglang_ddtree_accepted_drafts_sum"] / now["sglang_ddtree_accepted_drafts_count"]
+    print(f"bench_serving {reported:.4f}, /metrics {tau:.4f}")
+    assert reported == pytest.approx(tau, abs=1e-9)

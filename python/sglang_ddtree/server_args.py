@@ -126,6 +126,12 @@ def is_ddtree(args: ServerArgs) -> bool:
 
 def check_flags(args: DDTreeServerArgs) -> None:
     """Checks that need no model. Raises DDTreeConfigError."""
+    from sglang_ddtree.operate.drain import drain_limit
+
+    try:
+        drain_limit()
+    except ValueError as e:
+        raise DDTreeConfigError(str(e)) from None
     for flag, value in (
         ("--speculative-ddtree-budget", args.speculative_ddtree_budget),
         ("--speculative-ddtree-topk-cap", args.speculative_ddtree_topk_cap),

@@ -32,6 +32,7 @@ from sglang_ddtree.draft import markov
 from sglang_ddtree.draft.block import DDTreeBlockInput, draft_block_batch
 from sglang_ddtree.draft.head import DraftHead
 from sglang_ddtree.graphs import StaticTrees, TreeAttnBackend, TreeSampler
+from sglang_ddtree.metrics import PhaseTimer
 from sglang_ddtree.server_args import markov_file
 from sglang_ddtree.verify.grammar import tree_links
 from sglang_ddtree.verify.input import DDTreeVerifyInput
@@ -67,6 +68,7 @@ class DDTreeWorker(DFlashWorkerV2):
         own.override("ddtree.draft", speculative_num_draft_tokens=server_args.speculative_dflash_block_size)
         super().__init__(own, gpu_id, ps, nccl_port, target_worker)
         self.horizon = self.block_size - 1
+        self.timer = PhaseTimer(self.device)
         model = self.model_runner.model
         self._refuse_sliding_window(model)
         self.head = DraftHead(model.lm_head, server_args.speculative_ddtree_topk_cap, get_tp_group())
@@ -188,14 +190,17 @@ class DDTreeWorker(DFlashWorkerV2):
         req_to_token = self.model_runner.req_to_token_pool.req_to_token
         slots = req_to_token[batch.req_pool_indices[:, None], seq_lens[:, None] + self._offsets].long()
 
-        tree = self._draft(batch, slots[:, : self.block_size])
+        self.timer.begin_step()
+        with self.timer.phase("draft"):
+            tree = self._draft(batch, slots[:, : self.block_size])
         verify_input, verify_batch, in_graph = self._prepare_verify(batch, tree, slots[:, : self.num_rows])
         grammar_tree = GrammarTree.from_device(*tree_links(tree), tree.tokens) if batch.has_grammar else None
         if not in_graph:
             verify_batch.mark_forward_metadata_ready()
-        out = self.target_worker.forward_batch_generation(
-            batch=None, forward_batch=verify_batch, is_verify=True
-        ).logits_output
+        with self.timer.phase("verify"):
+            out = self.target_worker.forward_batch_generation(
+                batch=None, forward_batch=verify_batch, is_verify=True
+            ).logits_output
 
         tokens = self._target_tokens(
             batch, out.next_token_logits, verify_input, grammar_tree, grammar_barrier
@@ -203,7 +208,8 @@ class DDTreeWorker(DFlashWorkerV2):
         accepted = accept_tree(tree, tokens, slots[:, : self.num_rows].contiguous(), self.horizon)
         if batch.return_logprob:
             self._logprobs(batch, out, tokens, accepted)
-        self._commit_target(batch, accepted)
+        with self.timer.phase("commit"):
+            self._commit_target(batch, accepted)
         if self.penalties is not None:
             self.penalties.advance(accepted, batch.req_pool_indices.long())
         new_seq_lens = seq_lens + accepted.lens

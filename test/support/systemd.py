@@ -68,6 +68,7 @@ class PrivateSystemd:
     """Starts on construction; `run` executes a command inside; `close` ends everything in it."""
 
     def __init__(self, log: Path):
+        self.log = log  # what the systemd inside says; its units have the journal
         self.group = cgroup2() / f"sglang-ddtree-test-{os.getpid()}"
         self.group.mkdir()
         join = f'echo $$ > {self.group}/cgroup.procs; exec "$@"'

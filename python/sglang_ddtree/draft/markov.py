@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialize
 from sglang_ddtree_kernel.condition_children import condition_children
 
 FILE_NAME = "markov.safetensors"
@@ -90,4 +90,4 @@ def save(path: str | Path, left: torch.Tensor, right: torch.Tensor, settings: di
     """Writes factors [V, R] as bf16, with the settings they were made with: JSON under one key, as safetensors keeps
     several in no fixed order and equal fits should be equal files."""
     tensors = {LEFT: left.bfloat16().contiguous(), RIGHT: right.bfloat16().contiguous()}
-    save_file(tensors, path, metadata={SETTINGS: json.dumps(settings)})
+    Path(path).write_bytes(serialize(tensors, metadata={SETTINGS: json.dumps(settings)}))  # save_file's mode is 600

@@ -32,8 +32,8 @@ def ask(running) -> dict[str, object]:
         "frequency penalty": tokens(PROMPTS[0], frequency_penalty=0.7),
         "presence penalty": tokens(PROMPTS[0], presence_penalty=0.9),
         "repetition penalty": tokens(PROMPTS[0], repetition_penalty=1.3),
-        # Not with a repetition penalty as well: token by token and without overlap, SGLang applies its penalties in the
-        # order of a set of classes, which changes from process to process; with overlap additive ones come first, as here.
+        # Not with a repetition penalty as well: without overlap SGLang applies penalties in the order of a set of
+        # classes, which changes from process to process; with overlap additive ones come first, as in DDTREE.
         "both additive penalties": tokens(PROMPTS[4], frequency_penalty=0.3, presence_penalty=0.2),
         "min_new_tokens": tokens(PROMPTS[13], min_new_tokens=50, ignore_eos=False),
         "logit bias": tokens(PROMPTS[0], logit_bias={"11": 3.0, "200": 5.0}),

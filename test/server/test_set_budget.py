@@ -6,6 +6,7 @@ The long form, twenty changes, is benchmark/serving/budget_changes.py.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import time
 
@@ -21,6 +22,10 @@ pytestmark = pytest.mark.timeout(900)  # a change stops and starts a server, onc
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
+    if os.environ.get("SGLANG_DDTREE_TEST_SYSTEMD") != "1":
+        pytest.skip(
+            "ten minutes of a real systemd: set SGLANG_DDTREE_TEST_SYSTEMD=1; test_drain.py covers the stop"
+        )
     if reason := why_not():
         pytest.skip(f"a systemd of our own {reason}; test_drain.py covers the stop without it")
     systemd = PrivateSystemd(tmp_path_factory.mktemp("systemd") / "log")

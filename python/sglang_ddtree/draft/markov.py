@@ -90,4 +90,6 @@ def save(path: str | Path, left: torch.Tensor, right: torch.Tensor, settings: di
     """Writes factors [V, R] as bf16, with the settings they were made with: JSON under one key, as safetensors keeps
     several in no fixed order and equal fits should be equal files."""
     tensors = {LEFT: left.bfloat16().contiguous(), RIGHT: right.bfloat16().contiguous()}
-    Path(path).write_bytes(serialize(tensors, metadata={SETTINGS: json.dumps(settings)}))  # save_file's mode is 600
+    Path(path).write_bytes(
+        serialize(tensors, metadata={SETTINGS: json.dumps(settings)})
+    )  # save_file's mode is 600

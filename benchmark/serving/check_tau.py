@@ -37,7 +37,8 @@ ALLOWED = 0.03
 def serve(prompts: list[str], budget: int, new_tokens: int) -> tuple[float, list[list[int]]]:
     """tau of a served engine and its tokens, `TOGETHER` requests at a time."""
     outputs = []
-    with engine(budget, CAP, disable_radix_cache=True) as running:
+    # Without bigram factors, of which the recipe's evaluation knows nothing.
+    with engine(budget, CAP, disable_radix_cache=True, speculative_ddtree_markov="off") as running:
         for i in range(0, len(prompts), TOGETHER):
             outputs += running.generate(prompts[i : i + TOGETHER], greedy(new_tokens))
     return tau(outputs, new_tokens), [o["output_ids"] for o in outputs]

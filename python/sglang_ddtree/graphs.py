@@ -78,7 +78,7 @@ class StaticTrees:
             ancestors=ancestor_words(parents, horizon),
             valid_counts=torch.ones(max_bs, dtype=torch.int32, device=device),
         )
-        self.max_bs, self.block_input, self.stash, self.leaky = max_bs, block_input, stash, leaky
+        self.block_input, self.stash, self.leaky = block_input, stash, leaky
 
     def of(self, bs: int) -> DraftTree:
         """The trees of the first bs requests."""

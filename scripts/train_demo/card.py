@@ -67,6 +67,10 @@ def qualities_table(figures: dict) -> str:
     return f"Cells: {groups}.\n\n" + table(["training", "steps", "loss", *settings], rows)
 
 
+def fill(template: str, **values: object) -> str:
+    return (TEMPLATES / template).read_text().format(**values)
+
+
 def target_card(plan: Plan, figures: dict) -> str:
     data = figures["data"]
     packages = [
@@ -74,22 +78,19 @@ def target_card(plan: Plan, figures: dict) -> str:
         for top, p in data["packages"].items()
         if top not in HELD_OUT and p["mb"] >= NAMED_FROM_MB
     ]
-    return (
-        (TEMPLATES / "demo-target.md")
-        .read_text()
-        .format(
-            **{k: v for k, v in figures.items() if k != "plan"},
-            shape=plan.target,
-            plan=plan,
-            parameters=figures["target_parameters"] / 1e6,
-            train_tokens=data["train_tokens"] / 1e6,
-            heldout_tokens=data["heldout_tokens"] / 1e6,
-            trained_tokens=figures["target"]["tokens"] / 1e6,
-            held_out=" and ".join(HELD_OUT),
-            last_id=plan.target.vocab - 1,
-            margin=-figures["reserved_margin"]["target"],
-            packages=textwrap.fill(", ".join(packages) + ".", 120),
-        )
+    return fill(
+        "demo-target.md",
+        **{k: v for k, v in figures.items() if k != "plan"},
+        shape=plan.target,
+        plan=plan,
+        parameters=figures["target_parameters"] / 1e6,
+        train_tokens=data["train_tokens"] / 1e6,
+        heldout_tokens=data["heldout_tokens"] / 1e6,
+        trained_tokens=figures["target"]["tokens"] / 1e6,
+        held_out=" and ".join(HELD_OUT),
+        last_id=plan.target.vocab - 1,
+        margin=-figures["reserved_margin"]["target"],
+        packages=textwrap.fill(", ".join(packages) + ".", 120),
     )
 
 
@@ -100,26 +101,23 @@ def draft_card(plan: Plan, figures: dict) -> str:
         for r in figures["tau"]
         if (r["budget"], r["cap"], r["spine"]) == (64, 8, False)
     }
-    return (
-        (TEMPLATES / "demo-draft.md")
-        .read_text()
-        .format(
-            **{k: v for k, v in figures.items() if k not in ("plan", "hits", "qualities")},
-            shape=plan.draft,
-            plan=plan,
-            parameters=figures["draft_parameters"] / 1e6,
-            target_layers=", ".join(map(str, plan.draft.target_layers)),
-            sequences=plan.rounds * plan.rows - 2 * plan.prompts,
-            margin=-figures["reserved_margin"]["draft"],
-            less_repeated=repeated["greedy, less repetitive half"],
-            repeated=repeated["greedy"],
-            sampled_repeated=repeated["sampled"],
-            error_greedy=errors["greedy"],
-            error_sampled=errors["sampled"],
-            tables=acceptance_tables(figures),
-            hits=hits_table(figures),
-            qualities=qualities_table(figures),
-        )
+    return fill(
+        "demo-draft.md",
+        **{k: v for k, v in figures.items() if k not in ("plan", "hits", "qualities")},
+        shape=plan.draft,
+        plan=plan,
+        parameters=figures["draft_parameters"] / 1e6,
+        target_layers=", ".join(map(str, plan.draft.target_layers)),
+        sequences=plan.rounds * plan.rows - 2 * plan.prompts,
+        margin=-figures["reserved_margin"]["draft"],
+        less_repeated=repeated["greedy, less repetitive half"],
+        repeated=repeated["greedy"],
+        sampled_repeated=repeated["sampled"],
+        error_greedy=errors["greedy"],
+        error_sampled=errors["sampled"],
+        tables=acceptance_tables(figures),
+        hits=hits_table(figures),
+        qualities=qualities_table(figures),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +12,7 @@ from scripts.train_demo.layers import (
     gated_mlp,
     linear,
     normal,
+    region,
     rms_norm,
     rotary_table,
     rotate,
@@ -86,12 +86,9 @@ class Draft:
         self.device = head.device
         self.dtype = compute_dtype(self.device)
 
-        def region(function: Callable) -> Callable:
-            return torch.compile(function, dynamic=False) if compiled else function
-
-        self._context = region(self.context)
-        self._layer = region(self.layer)
-        self._block_loss = region(self.block_loss)
+        self._context = region(self.context, compiled)
+        self._layer = region(self.layer, compiled)
+        self._block_loss = region(self.block_loss, compiled)
         depths = torch.arange(shape.horizon, device=self.device)
         self.loss_weights = torch.exp(-depths / LOSS_DECAY)
 

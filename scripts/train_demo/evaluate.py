@@ -36,7 +36,7 @@ def load_pair(target_folder: Path, draft_folder: Path, device: str) -> tuple[Tar
     def weights(folder: Path) -> dict[str, torch.Tensor]:
         return {
             k: v.float().to(device)
-            for f in sorted(folder.glob("*.safetensors"))
+            for f in sorted(folder.glob("model*.safetensors"))
             for k, v in load_file(f).items()
         }
 

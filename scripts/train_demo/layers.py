@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -9,6 +11,11 @@ import torch.nn.functional as F
 def compute_dtype(device: torch.device | str) -> torch.dtype:
     """Activations: bf16 on a GPU, fp32 on a CPU. Master weights are fp32 on both."""
     return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+
+
+def region(function: Callable, compiled: bool) -> Callable:
+    """A part of a forward of fixed shapes, through torch.compile if `compiled`."""
+    return torch.compile(function, dynamic=False) if compiled else function
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

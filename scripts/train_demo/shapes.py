@@ -7,6 +7,25 @@ from dataclasses import dataclass
 END_OF_TEXT = 0
 
 
+def common_config(shape: TargetShape | DraftShape) -> dict:
+    """The entries of `config.json` that target and drafter share."""
+    return {
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "tie_word_embeddings": False,
+        "rms_norm_eps": shape.eps,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "max_position_embeddings": 32768,
+        "dtype": "bfloat16",
+    }
+
+
 @dataclass(frozen=True)
 class TargetShape:
     """A Qwen3.5 text hybrid: every `interval`-th layer is gated attention, the others are GatedDeltaNet (GDN)."""
@@ -45,27 +64,16 @@ class TargetShape:
     def config(self) -> dict:
         """The contents of `config.json`."""
         pairs = self.rotary_dim // 2
-        return {
+        return common_config(self) | {
             "architectures": ["Qwen3_5ForCausalLM"],
             "model_type": "qwen3_5_text",
-            "vocab_size": self.vocab,
-            "hidden_size": self.hidden,
-            "intermediate_size": self.ffn,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
             "attn_output_gate": True,
             "linear_num_key_heads": self.gdn_key_heads,
             "linear_num_value_heads": self.gdn_value_heads,
             "linear_key_head_dim": self.gdn_dim,
             "linear_value_head_dim": self.gdn_dim,
             "linear_conv_kernel_dim": self.conv,
-            "tie_word_embeddings": False,
-            "rms_norm_eps": self.eps,
-            "hidden_act": "silu",
             "full_attention_interval": self.interval,
-            "attention_bias": False,
             "mamba_ssm_dtype": "float32",
             "rope_parameters": {
                 "rope_theta": int(self.rope_theta),
@@ -75,8 +83,6 @@ class TargetShape:
                 "mrope_section": [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3],
                 "mrope_interleaved": True,
             },
-            "max_position_embeddings": 32768,
-            "dtype": "bfloat16",
             "bos_token_id": None,
             "eos_token_id": END_OF_TEXT,
         }
@@ -127,23 +133,10 @@ class DraftShape:
 
     def config(self) -> dict:
         """The contents of `config.json`."""
-        return {
+        return common_config(self) | {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
-            "vocab_size": self.vocab,
-            "hidden_size": self.hidden,
-            "intermediate_size": self.ffn,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "tie_word_embeddings": False,
-            "rms_norm_eps": self.eps,
-            "hidden_act": "silu",
-            "attention_bias": False,
             "rope_theta": int(self.rope_theta),
-            "max_position_embeddings": 32768,
-            "dtype": "bfloat16",
             "block_size": self.block,
             "num_target_layers": self.target_depth,
             "dflash_config": {"mask_token_id": self.mask, "target_layer_ids": list(self.target_layers)},

@@ -14,6 +14,7 @@ from scripts.train_demo.layers import (
     gated_mlp,
     linear,
     normal,
+    region,
     rms_norm,
     rotary_table,
     rotate,
@@ -98,15 +99,12 @@ class Target:
         self.device = weights["lm_head.weight"].device
         self.dtype = compute_dtype(self.device)
 
-        def region(function: Callable) -> Callable:
-            return torch.compile(function, dynamic=False) if compiled else function
-
         # The embedding is a region too: the compiled backward never waits for the device, so a graph can hold it.
-        self._embed = region(self.embed)
-        self._gdn_layer_input = region(self.gdn_input)
-        self._gdn_layer_output = region(self.gdn_output)
-        self._attention_layer = region(self.attention_layer)
-        self._head_loss = region(self.head_loss)
+        self._embed = region(self.embed, compiled)
+        self._gdn_layer_input = region(self.gdn_input, compiled)
+        self._gdn_layer_output = region(self.gdn_output, compiled)
+        self._attention_layer = region(self.attention_layer, compiled)
+        self._head_loss = region(self.head_loss, compiled)
 
     def layer(self, i: int, names: tuple[str, ...]) -> list[torch.Tensor]:
         return [self.weights[f"model.layers.{i}.{name}"] for name in names]

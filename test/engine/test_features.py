@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.engines import engine, greedy
+from support.engines import TARGET, engine, greedy
 from support.prompts import PROMPTS
 
 LONG = (Path(__file__).parents[2] / "python/sglang_ddtree/worker.py").read_text()[:6000]
@@ -72,6 +72,31 @@ def test_answers_equal_plain_decoding(plain):
     assert answers["tokens of the second turn from the cache"] >= 256
     different = [name for name in plain if plain[name] != answers[name]]
     assert not different
+
+
+def test_all_penalties_at_once_follow_the_formula():
+    """Additive ones first, as SGLang's overlap mode; counted here token by token on transformers' logits."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    strengths = dict(frequency_penalty=0.3, presence_penalty=0.2, repetition_penalty=1.1)
+    with engine(15) as running:
+        served = running.generate(PROMPTS[4], greedy(64) | strengths)["output_ids"]
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    ids, counts = (
+        AutoTokenizer.from_pretrained(TARGET).encode(PROMPTS[4]),
+        torch.zeros(model.config.vocab_size),
+    )
+    start = len(ids)
+    while len(ids) < start + 64:
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, -1]
+        logits = logits - 0.3 * counts - 0.2 * (counts > 0)
+        logits = torch.where(counts > 0, torch.where(logits < 0, logits * 1.1, logits / 1.1), logits)
+        ids.append(int(logits.argmax()))
+        counts[ids[-1]] += 1
+    assert served == ids[start:]
 
 
 def test_penalties_of_one_request_leave_its_neighbours_alone(plain):

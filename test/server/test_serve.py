@@ -2,71 +2,42 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
 import threading
 import time
 from pathlib import Path
 
 import openai
-import psutil
 import pytest
 import requests
+from support.engines import ROOT
+from support.servers import Running, free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "import numpy as np\n\n\nclass Matrix:\n    def __init__(self, rows, cols"
-CHAT = [{"role": "user", "content": "Define a class for a stack."}]
+CHAT = [{"role": "user", "content": "class Stack"}]
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+class Script(Running):
+    """One run of serve.sh, which is signalled alone, as systemd or a terminal's Ctrl-C would reach it."""
 
-
-class Server:
-    """One run of serve.sh in a process group of its own; its output goes to a file."""
+    STOP_LIMIT = 60.0
 
     def __init__(self, log: Path, *flags: str):
-        self.port, self.log = free_port(), log
-        self.base = f"http://127.0.0.1:{self.port}"
-        environment = {k: v for k, v in os.environ.items() if k != "SGLANG_DDTREE_FORK"}
-        self.process = subprocess.Popen(
-            [ROOT / "scripts/serve.sh", "--port", str(self.port), *flags],
-            stdout=log.open("w"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=environment,
-            # A test run in the background inherits an ignored Ctrl-C, which a shell cannot trap; a terminal's is not.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
+        port = free_port()
+        super().__init__([ROOT / "scripts/serve.sh", "--port", str(port), *flags], port, log)
 
     def wait_until_ready(self, limit: float = 180) -> None:
         end = time.monotonic() + limit
-        while "ready after" not in self.log.read_text():
-            assert self.process.poll() is None, self.log.read_text()[-2000:]
+        while "ready after" not in self.text():
+            assert self.process.poll() is None, self.text()[-2000:]
             assert time.monotonic() < end, "not ready in time"
             time.sleep(0.5)
-
-    def family(self) -> list[psutil.Process]:
-        shell = psutil.Process(self.process.pid)
-        return [shell, *shell.children(recursive=True)]
-
-    def stop(self, number: int = signal.SIGTERM, limit: float = 60) -> int:
-        """Signals the script alone, as systemd or a terminal's Ctrl-C would reach it; returns its exit status."""
-        family = self.family()
-        self.process.send_signal(number)
-        status = self.process.wait(limit)
-        _, alive = psutil.wait_procs(family, timeout=10)
-        assert not alive, f"left behind: {alive}"
-        return status
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    running = Server(tmp_path_factory.mktemp("serve") / "log", "--chunked-prefill-size", "256")
+    running = Script(tmp_path_factory.mktemp("serve") / "log", "--chunked-prefill-size", "256")
     try:
         running.wait_until_ready()
         yield running
@@ -103,7 +74,7 @@ def test_chat_streaming_and_not(client):
     chunks = client.chat.completions.create(stream=True, **ask)
     streamed = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert whole == streamed
-    assert len(whole) > 48  # 48 tokens of text, whatever the pair writes
+    assert "class" in whole
 
 
 def test_log_probs_through_openai(client):
@@ -177,11 +148,11 @@ def test_sigterm_ends_every_process(server):
 
 @pytest.mark.slow
 def test_ctrl_c_and_a_bad_flag(tmp_path):
-    running = Server(tmp_path / "log")
+    running = Script(tmp_path / "log")
     running.wait_until_ready()
     assert running.stop(signal.SIGINT) == 0
     assert "installing" not in (tmp_path / "log").read_text(), "a later start must install nothing"
-    refused = Server(tmp_path / "refused", "--speculative-ddtree-budget", "none")
+    refused = Script(tmp_path / "refused", "--speculative-ddtree-budget", "none")
     assert refused.process.wait(120) == 2
     assert (
         "error: --speculative-ddtree-budget: 'none' is not a whole number"

@@ -31,32 +31,57 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-class Server:
-    """One `sglang serve` of the demo pair with DDTREE, in a session of its own; its output goes to a file."""
+class Running:
+    """A command that serves the demo pair, in a session of its own; its output goes to a file."""
 
-    def __init__(self, log: Path, *flags: str, env: dict[str, str] | None = None):
-        self.port, self.log = free_port(), log
-        self.base = f"http://127.0.0.1:{self.port}"
-        pair = [
-            "--model-path",
-            TARGET,
-            "--served-model-name",
-            "demo",
-            "--speculative-draft-model-path",
-            DRAFT,
-        ]
-        where = ["--host", "127.0.0.1", "--port", str(self.port)]
+    STOP_LIMIT = 90.0  # seconds, a drain included
+
+    def __init__(self, command: list, port: int, log: Path, env: dict[str, str] | None = None):
+        self.port, self.log = port, log
+        self.base = f"http://127.0.0.1:{port}"
         environment = {k: v for k, v in os.environ.items() if k != "SGLANG_DDTREE_FORK"}
         self.process = subprocess.Popen(
-            [BIN / "sglang", "serve", *pair, "--speculative-algorithm", "DDTREE", *CPU_FLAGS, *where, *flags],
+            command,
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env=environment | (env or {}),
+            # A test run in the background inherits an ignored Ctrl-C, which a shell cannot trap; a terminal's is not.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def text(self) -> str:
         return self.log.read_text()
+
+    def family(self) -> list[psutil.Process]:
+        main = psutil.Process(self.process.pid)
+        return [main, *main.children(recursive=True)]
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Signals the main process alone; returns its exit status, and asserts that it leaves nothing behind."""
+        family = self.family()
+        self.process.send_signal(number)
+        status = self.process.wait(self.STOP_LIMIT)
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive, f"left behind: {alive}"
+        return status
+
+    def end(self) -> None:
+        """For the end of a test that may have failed: kills what is left of this server."""
+        if self.process.poll() is None:
+            for process in reversed(self.family()):
+                process.kill()
+            self.process.wait(30)
+
+
+class Server(Running):
+    """One `sglang serve` of the demo pair with DDTREE."""
+
+    def __init__(self, log: Path, *flags: str, env: dict[str, str] | None = None):
+        port = free_port()
+        command = [BIN / "sglang", "serve", "--model-path", TARGET, "--served-model-name", "demo"]
+        command += ["--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", DRAFT, *CPU_FLAGS]
+        super().__init__([*command, "--host", "127.0.0.1", "--port", str(port), *flags], port, log, env)
 
     def wait_for(self, path: str, limit: float = 180) -> None:
         """Waits until GET path answers 200."""
@@ -74,26 +99,6 @@ class Server:
 
     def wait_until_ready(self) -> None:
         self.wait_for("/health")
-
-    def family(self) -> list[psutil.Process]:
-        main = psutil.Process(self.process.pid)
-        return [main, *main.children(recursive=True)]
-
-    def stop(self, number: int = signal.SIGTERM, limit: float = 90) -> int:
-        """Signals the main process alone; returns its exit status, and asserts that it leaves nothing behind."""
-        family = self.family()
-        self.process.send_signal(number)
-        status = self.process.wait(limit)
-        _, alive = psutil.wait_procs(family, timeout=10)
-        assert not alive, f"left behind: {alive}"
-        return status
-
-    def end(self) -> None:
-        """For the end of a test that may have failed: kills what is left of this server."""
-        if self.process.poll() is None:
-            for process in reversed(self.family()):
-                process.kill()
-            self.process.wait(30)
 
 
 class Load:

@@ -34,7 +34,7 @@ FOLDERS = ("demo-target", "demo-draft")
 def tensors(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """dtype and shape by name, over all files of a folder."""
     found = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(folder.glob("model*.safetensors")):
         with safe_open(file, "pt") as f:
             for key in f.keys():  # noqa: SIM118, not a dict
                 part = f.get_slice(key)
@@ -132,8 +132,8 @@ def test_the_full_plan_has_the_bundled_shapes(folder, tmp_path):
     assert tensors(folder_out) == tensors(bundled)
     ours, theirs = (json.loads((f / "config.json").read_text()) for f in (folder_out, bundled))
     assert ours == theirs
-    files = sorted(folder_out.glob("*.safetensors"))
-    assert [f.name for f in files] == [f.name for f in sorted(bundled.glob("*.safetensors"))]
+    files = sorted(folder_out.glob("model*.safetensors"))
+    assert [f.name for f in files] == [f.name for f in sorted(bundled.glob("model*.safetensors"))]
     for file in files:
         assert file.stat().st_size < 16 * 2**20
         assert stat.S_IMODE(file.stat().st_mode) == 0o644

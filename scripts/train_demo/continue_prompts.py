@@ -78,9 +78,10 @@ def continue_prompts(target: Target, plan: Plan, work: Path) -> tuple[Continuati
 
 
 def agreement(target: Target, known: Continuations, rows: int) -> float:
-    """Share of the first `rows` continuations' tokens that a whole forward would choose greedily too."""
-    again = target.logits(target.hidden(known.tokens[:rows])).argmax(-1)
-    same = again[:, known.prompt - 1 : -1] == known.tokens[:rows, known.prompt :]
+    """Share of the first `rows` continuations' tokens that a whole forward would choose greedily too, among the ids
+    that decoding may choose (training has not yet driven the reserved ones down in a short run)."""
+    logits = target.logits(target.hidden(known.tokens[:rows]))[..., : target.shape.first_reserved]
+    same = logits.argmax(-1)[:, known.prompt - 1 : -1] == known.tokens[:rows, known.prompt :]
     share = same.float().mean().item()
     say(f"decoding agrees with the whole forward at {share:.4f} of the greedy tokens")
     return share

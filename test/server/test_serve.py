@@ -21,8 +21,6 @@ CHAT = [{"role": "user", "content": "class Stack"}]
 class Script(Running):
     """One run of serve.sh, which is signalled alone, as systemd or a terminal's Ctrl-C would reach it."""
 
-    STOP_LIMIT = 60.0
-
     def __init__(self, log: Path, *flags: str):
         port = free_port()
         super().__init__([ROOT / "scripts/serve.sh", "--port", str(port), *flags], port, log)

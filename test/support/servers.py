@@ -34,8 +34,6 @@ def free_port() -> int:
 class Running:
     """A command that serves the demo pair, in a session of its own; its output goes to a file."""
 
-    STOP_LIMIT = 90.0  # seconds, a drain included
-
     def __init__(self, command: list, port: int, log: Path, env: dict[str, str] | None = None):
         self.port, self.log = port, log
         self.base = f"http://127.0.0.1:{port}"
@@ -57,11 +55,12 @@ class Running:
         main = psutil.Process(self.process.pid)
         return [main, *main.children(recursive=True)]
 
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        """Signals the main process alone; returns its exit status, and asserts that it leaves nothing behind."""
+    def stop(self, number: int = signal.SIGTERM, limit: float = 90) -> int:
+        """Signals the main process alone; returns its exit status within `limit` seconds, a drain included, and
+        asserts that it leaves nothing behind."""
         family = self.family()
         self.process.send_signal(number)
-        status = self.process.wait(self.STOP_LIMIT)
+        status = self.process.wait(limit)
         _, alive = psutil.wait_procs(family, timeout=10)
         assert not alive, f"left behind: {alive}"
         return status

@@ -1,4 +1,4 @@
-"""All kernel benchmarks: `python -m benchmark.kernels` or `python benchmark/kernels`, with `--json FILE`."""
+"""All kernel benchmarks: `python -m benchmark.kernels [--json FILE]`."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ if not torch.cuda.is_available():
     raise SystemExit("benchmark/kernels: needs an NVIDIA GPU, and none was found")
 if path is not None:
     path.unlink(missing_ok=True)  # both benchmarks append to it
-for name in ("bench_gdn.py", "bench_tree.py"):
-    runpy.run_path(str(Path(__file__).with_name(name)), run_name="__main__")
+for name in ("bench_gdn", "bench_tree"):
+    runpy.run_module(f"benchmark.kernels.{name}", run_name="__main__")

@@ -31,7 +31,7 @@ from benchmark.kernels.bench_gdn import (
     random_parents,
     relative_error,
 )
-from benchmark.kernels.bench_tree import CAP, ROTATION_BYTES, VOCAB, measure
+from benchmark.kernels.timing import CAP, ROTATION_BYTES, VOCAB, measure
 
 ROUNDS = {
     "gdn_commit": [

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# test.sh [pytest arguments]: set up like serve.sh and run the tests. GPU tests are skipped where there is no GPU.
+# test.sh [pytest arguments]: set up like serve.sh and run the tests, a file at a time in each of two workers (-n 0: in
+# this process, for -s or a debugger). GPU tests are skipped where there is no GPU.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 setup dev
 cd "$root"
-exec "$venv/bin/python" -m pytest "$@"
+exec "$venv/bin/python" -m pytest -n 2 --dist loadfile "$@"

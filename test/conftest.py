@@ -19,11 +19,19 @@ if not os.path.exists(
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--exhaustive", action="store_true", help="also the neighbours of cases that always run")
+
+
+def pytest_collection_modifyitems(config, items):
     import torch
 
-    if torch.cuda.is_available():
-        return
+    reasons = {}
+    if not torch.cuda.is_available():
+        reasons["gpu"] = "needs an NVIDIA GPU"
+    if not config.getoption("--exhaustive"):
+        reasons["exhaustive"] = "a neighbour of cases that run; --exhaustive runs it too"
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+        for marker, reason in reasons.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))

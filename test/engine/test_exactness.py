@@ -15,9 +15,15 @@ def plain():
         return decode_plainly(running, PROMPTS, NEW_TOKENS)
 
 
+BUDGETS, CAPS = (1, 4, 15, 16, 31, 64, 128), (1, 4, 8)
+USUAL = {(budget, 8) for budget in BUDGETS} | {(4, 1), (15, 4), (64, 1), (64, 4)}
+GRID = [
+    pytest.param(b, c, marks=[] if (b, c) in USUAL else pytest.mark.exhaustive) for b in BUDGETS for c in CAPS
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("cap", [1, 4, 8])
-@pytest.mark.parametrize("budget", [1, 4, 15, 16, 31, 64, 128])
+@pytest.mark.parametrize(("budget", "cap"), GRID)
 def test_every_budget_and_cap(plain, budget, cap):
     with engine(budget, cap) as running:
         outputs = running.generate(PROMPTS, greedy(NEW_TOKENS))

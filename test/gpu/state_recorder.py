@@ -7,6 +7,7 @@ it. SGLANG_DDTREE_RECORD names the folder, SGLANG_DDTREE_RECORD_AT the lengths.
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,13 +24,13 @@ def installed(folder: Path, lengths: list[int]):
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: state-recorder\nVersion: 0\n")
     (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nstate_recorder = state_recorder:register\n")
-    saved = {name: os.environ.get(name) for name in ("PYTHONPATH", FOLDER, LENGTHS)}
-    paths = [str(folder), str(Path(__file__).parent), saved["PYTHONPATH"] or ""]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    saved, path = {name: os.environ.get(name) for name in (FOLDER, LENGTHS)}, list(sys.path)
+    sys.path[:0] = [str(folder), str(Path(__file__).parent)]  # a spawned process gets its parent's, not PYTHONPATH
     os.environ[FOLDER], os.environ[LENGTHS] = str(folder), ",".join(map(str, lengths))
     try:
         yield
     finally:
+        sys.path[:] = path
         for name, value in saved.items():
             os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 

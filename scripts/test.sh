@@ -5,4 +5,6 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 setup dev
 cd "$root"
+# Many processes import all of SGLang: the first may leave its bytecode for the others.
+unset PYTHONDONTWRITEBYTECODE
 exec "$venv/bin/python" -m pytest -n 2 --dist loadfile "$@"

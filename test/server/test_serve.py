@@ -23,7 +23,10 @@ class Script(Running):
 
     def __init__(self, log: Path, *flags: str):
         port = free_port()
-        super().__init__([ROOT / "scripts/serve.sh", "--port", str(port), *flags], port, log)
+        command = [ROOT / "scripts/serve.sh", "--port", str(port), *flags]
+        # Two, as the script gives on any machine of two cores: had the launcher started such threads before it forks
+        # the scheduler, the scheduler would hang.
+        super().__init__(command, port, log, {"OMP_NUM_THREADS": "2"})
 
     def wait_until_ready(self, limit: float = 180) -> None:
         end = time.monotonic() + limit

@@ -18,6 +18,7 @@ from support.engines import DRAFT, ROOT, TARGET
 from support.prompts import PROMPTS
 
 BIN = ROOT / ".venv/bin"
+TEST_SETTINGS = ("SGLANG_DDTREE_FORK", "TRITON_INTERPRET")  # conftest.py's; no operator has them
 # What scripts/serve.sh passes on a machine without a GPU, in fp32 and for a few requests at a time.
 CPU_FLAGS = [
     *("--device", "cpu", "--dtype", "float32", "--sleep-on-idle"),
@@ -37,7 +38,7 @@ class Running:
     def __init__(self, command: list, port: int, log: Path, env: dict[str, str] | None = None):
         self.port, self.log = port, log
         self.base = f"http://127.0.0.1:{port}"
-        environment = {k: v for k, v in os.environ.items() if k != "SGLANG_DDTREE_FORK"}
+        environment = {k: v for k, v in os.environ.items() if k not in TEST_SETTINGS}
         self.process = subprocess.Popen(
             command,
             stdout=log.open("w"),
@@ -70,7 +71,7 @@ class Running:
         if self.process.poll() is None:
             for process in reversed(self.family()):
                 process.kill()
-            self.process.wait(30)
+            self.process.wait(90)
 
 
 class Server(Running):
@@ -82,7 +83,7 @@ class Server(Running):
         command += ["--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", DRAFT, *CPU_FLAGS]
         super().__init__([*command, "--host", "127.0.0.1", "--port", str(port), *flags], port, log, env)
 
-    def wait_for(self, path: str, limit: float = 180) -> None:
+    def wait_for(self, path: str, limit: float = 400) -> None:
         """Waits until GET path answers 200."""
         end = time.monotonic() + limit
         while True:

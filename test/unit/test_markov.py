@@ -116,8 +116,9 @@ def refusal(capsys, *flags: str) -> str:
         (factors(rank=257), "rank 257, not one of 1 to 256"),
         ({"other": torch.zeros(3)}, "does not contain tensor markov.left"),
         ({k: v * torch.nan for k, v in factors().items()}, "not finite"),
+        ({k: v - torch.inf for k, v in factors().items()}, "not finite"),
     ],
-    ids=["vocabulary", "dtype", "rank", "other-tensors", "nan"],
+    ids=["vocabulary", "dtype", "rank", "other-tensors", "nan", "infinity"],
 )
 def test_files_that_are_refused(tensors, reason, tmp_path, capsys):
     path = str(tmp_path / "markov.safetensors")

@@ -75,9 +75,16 @@ def read(path: str | Path, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]
         )
     if not 1 <= shape[1] <= MAX_RANK:
         raise MarkovError(f"{path} has rank {shape[1]}, not one of 1 to {MAX_RANK}; {remedy}")
-    if not (left.isfinite().all() and right.isfinite().all()):
+    if not (_finite(left) and _finite(right)):
         raise MarkovError(f"{path} holds factors that are not finite; {remedy}")
     return left, right
+
+
+def _finite(x: torch.Tensor) -> bool:
+    """Of bf16, by its exponent bits in numpy: on a CPU the launcher reads the file before it forks the schedulers, and
+    torch would start OpenMP threads, which a fork does not survive."""
+    bits = x.view(torch.int16).numpy()
+    return not ((bits & 0x7F80) == 0x7F80).any()
 
 
 def load(path: str | Path, vocab_size: int, weight: float, device: torch.device | str) -> MarkovFactors:

@@ -54,8 +54,14 @@ for file in "$venv/bin/python" "$root/python/sglang_ddtree/plugin.py"; do
     setpriv --reuid "$user" --clear-groups test -r "$(readlink -f "$file")" ||
         fail "$file: user $user cannot read it; move the checkout to /opt (and Python: UV_PYTHON_INSTALL_DIR=/opt/python)"
 done
-# The service cannot write there; without bytecode every start would compile all of SGLang and PyTorch again.
-"$venv/bin/python" -m compileall -q -j 0 "$venv"/lib/python*/site-packages "$root/python" "$root/sgl-kernel" >/dev/null 2>&1 || true
+# The service cannot write there; without bytecode every start would compile all of SGLang and PyTorch again. Templates in
+# some packages are no Python, so the status says nothing.
+if ! cmp -s "$venv/.installed-serve" "$venv/.compiled"; then
+    echo "compiling Python bytecode into .venv (minutes at the first time)"
+    "$venv/bin/python" -m compileall -q -j 0 "$venv"/lib/python*/site-packages >/dev/null 2>&1 || true
+    cp "$venv/.installed-serve" "$venv/.compiled"
+fi
+"$venv/bin/python" -m compileall -q "$root/python" "$root/sgl-kernel" || fail "$root does not compile"
 
 for file in "$unit" "$router"; do
     sed "s|@VENV@|$venv|g" "$here/systemd/$file" | put "$units/$file" 644

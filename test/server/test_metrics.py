@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
-from support.engines import TARGET
+from support.engines import ROOT, TARGET
 from support.prompts import PROMPTS
 from support.servers import Server
 
@@ -90,6 +91,42 @@ def test_phases_are_sampled(server):
         assert count >= 2
         assert 0 < total / count < 5
     assert now["sglang_ddtree_phase_seconds_sum|verify"] > now["sglang_ddtree_phase_seconds_sum|commit"]
+
+
+SELECTOR = re.compile(r"([A-Za-z_:][\w:]*)?\{([^}]*)\}")
+MATCHER = re.compile(r'(\w+)(=~|=)"([^"]*)"')
+
+
+def dashboard_selectors() -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """("panel: selector", [(label, operator, value)]) of every query; the metric's name is the label __name__, and the
+    labels that Prometheus adds when it scrapes are left out."""
+    found = []
+    for panel in json.loads((ROOT / "scripts/grafana/ddtree.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            for name, inside in SELECTOR.findall(target["expr"]):
+                matchers = [m for m in MATCHER.findall(inside) if m[0] != "instance"]
+                matchers += [("__name__", "=", name)] if name else []
+                found.append((f"{panel['title']}: {name}{{{inside}}}", matchers))
+    return found
+
+
+def test_every_query_of_the_dashboard_finds_what_the_server_exports(server):
+    generate(server, PROMPTS[:2])
+    text = requests.get(server.base + "/metrics", timeout=30).text
+    exported = [
+        s.labels | {"__name__": s.name} for f in text_string_to_metric_families(text) for s in f.samples
+    ]
+
+    def picks(matchers, labels: dict[str, str]) -> bool:
+        return all(
+            labels.get(label) == value if operator == "=" else re.fullmatch(value, labels.get(label, ""))
+            for label, operator, value in matchers
+        )
+
+    selectors = dashboard_selectors()
+    assert len(selectors) > 20
+    empty = [what for what, matchers in selectors if not any(picks(matchers, labels) for labels in exported)]
+    assert not empty
 
 
 def test_bench_serving_reports_the_acceptance_of_metrics(server, tmp_path):

@@ -31,26 +31,12 @@ def fleet(tmp_path_factory):
         for server in servers:
             server.wait_for("/health", limit=500)
         port = free_port()
-        command = [
-            sys.executable,
-            "-m",
-            "sglang_router.launch_router",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        ]
-        command += [
-            "--policy",
-            "round_robin",
-            "--prometheus-port",
-            str(free_port()),
-            "--health-check-interval-secs",
-            "2",
-        ]
-        command += ["--health-failure-threshold", "1", "--worker-urls", *(s.base for s in servers)]
+        command = [sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
+        command += ["--port", str(port), "--policy", "round_robin", "--prometheus-port", str(free_port())]
+        command += ["--health-check-interval-secs", "2", "--health-failure-threshold", "1"]
+        command += ["--worker-urls", *(s.base for s in servers)]
         router = subprocess.Popen(command, stdout=(folder / "router").open("w"), stderr=subprocess.STDOUT)
-        base, end = f"http://127.0.0.1:{port}", time.monotonic() + 60
+        base, end = f"http://127.0.0.1:{port}", time.monotonic() + 180
         while not ready(base):
             assert router.poll() is None and time.monotonic() < end, (folder / "router").read_text()[-2000:]
             time.sleep(0.5)

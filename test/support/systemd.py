@@ -15,6 +15,7 @@ from pathlib import Path
 
 TARGETS = "basic sysinit shutdown multi-user network-online network sockets timers paths slices umount final local-fs"
 JOURNALD = "/lib/systemd/systemd-journald"
+SPACES = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--cgroup", "--uts", "--ipc"]
 INIT = r"""
 set -e
 mount --make-rprivate /
@@ -61,7 +62,12 @@ def why_not() -> str | None:
     for tool in ("unshare", "nsenter", "systemctl", JOURNALD, "/usr/lib/systemd/systemd"):
         if shutil.which(tool) is None:
             return f"needs {tool}"
-    return None if cgroup2() else "needs cgroup v2"
+    group = cgroup2()
+    if group is None or not os.access(group, os.W_OK):
+        return "needs cgroup v2 that can be written"
+    mounts = "mount --make-rprivate / && mount -t tmpfs tmpfs /run"
+    tried = subprocess.run([*SPACES, "sh", "-c", mounts], capture_output=True, text=True)
+    return f"needs namespaces: {tried.stderr.strip()}" if tried.returncode else None
 
 
 class PrivateSystemd:
@@ -72,9 +78,8 @@ class PrivateSystemd:
         self.group = cgroup2() / f"sglang-ddtree-test-{os.getpid()}"
         self.group.mkdir()
         join = f'echo $$ > {self.group}/cgroup.procs; exec "$@"'
-        spaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--cgroup", "--uts", "--ipc"]
         self.process = subprocess.Popen(
-            ["sh", "-c", join, "sh", *spaces, "bash", "-c", INIT],
+            ["sh", "-c", join, "sh", *SPACES, "bash", "-c", INIT],
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,
             env=os.environ | {"TARGETS": TARGETS, "JOURNALD": JOURNALD},

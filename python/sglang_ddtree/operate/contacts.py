@@ -1,4 +1,4 @@
-"""The rows of the hook table for those who operate a server: draining, metrics."""
+"""The rows of the hook table for those who operate a server: the port, draining, metrics."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ M = "sglang_ddtree.metrics."
 T = S + "managers.tokenizer_manager.TokenizerManager."
 
 OPERATE_CONTACTS: tuple[Contact, ...] = (
+    Contact(
+        S + "entrypoints.http_server.launch_server",
+        "server_args init_tokenizer_manager_func run_scheduler_process_func run_detokenizer_process_func "
+        "execute_warmup_func launch_callback",
+        "tries its port after loading, and never ends where it is taken",
+        "before",
+        "sglang_ddtree.operate.port.launch_server",
+    ),
     Contact(
         S + "entrypoints.http_server._setup_and_run_http_server",
         "server_args tokenizer_manager template_manager port_args scheduler_infos subprocess_watchdog "

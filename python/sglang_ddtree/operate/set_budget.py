@@ -50,14 +50,18 @@ def apply(unit: Unit, budget: int, cap: int | None, *, check: bool = True) -> di
     if check:
         check_arguments(units.arguments(new))
     report = {"budget": budget, "cap": int(new["DDTREE_CAP"]), "restarted": False, "seconds": 0.0}
+    runs = unit.show("ActiveState") not in ("inactive", "failed")
+    if runs:
+        with contextlib.suppress(requests.RequestException):  # one that hangs may be restarted
+            unit.server_info(old)  # a key that is refused is refused here, not after the drain
     unit.replace(new_text)
-    if unit.show("ActiveState") in ("inactive", "failed"):
+    if not runs:
         return report
     started = time.monotonic()
     try:
         _restart(unit, new)
-    except OperateError as e:
-        raise OperateError(f"{e}; {_roll_back(unit, old_text, old)}") from None
+    except (OperateError, KeyboardInterrupt) as e:
+        raise OperateError(f"{str(e) or 'interrupted'}; {_roll_back(unit, old_text, old)}") from None
     return report | {"restarted": True, "seconds": time.monotonic() - started}
 
 
@@ -83,7 +87,10 @@ def _restart(unit: Unit, settings: dict[str, str]) -> None:
 
 
 def _roll_back(unit: Unit, text: str, settings: dict[str, str]) -> str:
-    unit.replace(text)
+    try:
+        unit.replace(text)
+    except OperateError as e:
+        return f"the new settings are still there: {e}"
     try:
         _restart(unit, settings)
     except OperateError as e:
@@ -97,8 +104,8 @@ def set_budget(
     cap: Annotated[int | None, typer.Option(min=1, help="candidates per depth; left out: unchanged")] = None,
 ) -> None:
     """Change budget and cap of a service: check, drain, restart, wait until it serves; roll back if it does not."""
-    unit = Unit(name)
     try:
+        unit = Unit(name)
         with unit.lock():
             done = apply(unit, budget, cap)
     except OperateError as e:

@@ -7,7 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
+import openai
 import typer
+from requests import RequestException
 from rich.table import Table
 
 from sglang_ddtree.operate import load
@@ -38,8 +40,8 @@ def sweep(
     json_file: Annotated[Path | None, typer.Option("--json", help="the rows as JSON")] = None,
 ) -> None:
     """Measure budgets and caps on a service: each is set as `set-budget` does, then a load runs; settings come back."""
-    unit = Unit(name)
     try:
+        unit = Unit(name)
         plan = [(b, c) for b in whole_numbers("--budgets", budgets) for c in whole_numbers("--caps", caps)]
         rows_of_prompts = load.read_prompts(prompts)
         with unit.lock():
@@ -56,6 +58,7 @@ def _run(unit: Unit, plan, prompts, number: int, concurrency: int, max_tokens: i
     settings = units.parse(before, unit.path)
     if unit.show("ActiveState") != "active":
         raise OperateError(f"{unit.service} is not running; systemctl start {unit.service}")
+    old = [whole_numbers(name, settings[name])[0] for name in ("DDTREE_BUDGET", "DDTREE_CAP")]
     for budget, cap in plan:
         changed = units.edit(before, {"DDTREE_BUDGET": budget, "DDTREE_CAP": cap})
         check_arguments(units.arguments(units.parse(changed, unit.path)))
@@ -66,8 +69,11 @@ def _run(unit: Unit, plan, prompts, number: int, concurrency: int, max_tokens: i
             seconds = apply(unit, budget, cap, check=False)["seconds"]
             measured = load.measure(units.url(settings), prompts, number, concurrency, max_tokens)
             rows.append({"budget": budget, "cap": cap, "restart_s": seconds} | asdict(measured))
+    except (openai.OpenAIError, RequestException) as e:
+        raise OperateError(
+            f"budget {budget}, cap {cap}: the load failed ({e}); see: journalctl -u {unit.service}"
+        ) from e
     finally:
-        old = int(settings["DDTREE_BUDGET"]), int(settings["DDTREE_CAP"])
         console.print(f"back to budget {old[0]}, cap {old[1]} ...")
         apply(unit, *old, check=False)
     return rows

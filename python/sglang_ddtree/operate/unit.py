@@ -17,6 +17,7 @@ import requests
 
 SETTINGS = Path("/etc/sglang-ddtree")
 REQUIRED = ("MODEL", "DRAFT", "TP", "HOST", "PORT", "BUDGET", "CAP")
+_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 _LINE = re.compile(r"^\s*([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
 
 
@@ -26,9 +27,15 @@ class OperateError(Exception):
 
 @dataclass(frozen=True)
 class Unit:
-    """name: the instance, NAME in sglang-ddtree@NAME."""
+    """name: the instance, NAME in sglang-ddtree@NAME. Raises OperateError where it cannot be one."""
 
     name: str
+
+    def __post_init__(self):
+        if not _NAME.fullmatch(self.name):
+            raise OperateError(
+                f"NAME {self.name}: letters, digits, '_', '.' and '-' only; of sglang-ddtree@NAME.service, give NAME"
+            )
 
     @property
     def service(self) -> str:
@@ -49,19 +56,26 @@ class Unit:
             ) from None
 
     def replace(self, text: str) -> None:
-        """Puts text in the place of the settings file, atomically, with its owner and mode."""
-        before = self.path.stat()
+        """Puts text in the place of the settings file, atomically, with its owner and mode.
+
+        Raises OperateError where it cannot be written; the file is then as it was.
+        """
+        new = None
         try:
+            before = self.path.stat()
             handle, new = tempfile.mkstemp(dir=SETTINGS, prefix=f".{self.name}.")
-        except PermissionError:
-            raise OperateError(f"{self.path}: not writable; run this as root") from None
-        with os.fdopen(handle, "w") as f:
-            f.write(text)
-            f.flush()
-            os.fchmod(f.fileno(), before.st_mode & 0o7777)
-            os.fchown(f.fileno(), before.st_uid, before.st_gid)
-            os.fsync(f.fileno())
-        os.replace(new, self.path)
+            with os.fdopen(handle, "w") as f:
+                f.write(text)
+                f.flush()
+                os.fchmod(f.fileno(), before.st_mode & 0o7777)
+                os.fchown(f.fileno(), before.st_uid, before.st_gid)
+                os.fsync(f.fileno())
+            os.replace(new, self.path)
+        except OSError as e:
+            if new is not None:
+                Path(new).unlink(missing_ok=True)
+            remedy = "run this as root" if isinstance(e, PermissionError) else "it is as it was"
+            raise OperateError(f"{self.path}: not writable ({e.strerror}); {remedy}") from None
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -85,15 +99,23 @@ class Unit:
         return subprocess.run(["systemctl", verb, self.service], stdin=subprocess.DEVNULL).returncode == 0
 
     def show(self, name: str) -> str:
-        """A property of the unit, as `systemctl show` prints it."""
+        """A property of the unit, as `systemctl show` prints it. Raises OperateError without a systemd that answers."""
         command = ["systemctl", "show", "--value", "--property", name, self.service]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        except FileNotFoundError:
+            raise OperateError("systemctl: not found; the unit needs systemd") from None
+        except subprocess.CalledProcessError as e:
+            raise OperateError(f"systemctl: {' '.join(e.stderr.split())}; the unit needs systemd") from None
 
     def server_info(self, settings: dict[str, str]) -> dict:
-        """What the server says of itself. Raises requests.RequestException where it does not answer."""
+        """What the server says of itself. Raises OperateError where it wants another key, requests.RequestException
+        where it does not answer."""
         key = os.environ.get("SGLANG_API_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         answer = requests.get(url(settings) + "/server_info", headers=headers, timeout=30)
+        if answer.status_code in (401, 403):
+            raise OperateError(f"{url(settings)}: the server has --api-key; put its key into SGLANG_API_KEY")
         answer.raise_for_status()
         return answer.json()
 
@@ -126,19 +148,32 @@ def edit(text: str, changes: dict[str, object]) -> str:
 
 
 def arguments(settings: dict[str, str]) -> list[str]:
-    """The arguments of `sglang serve` that ExecStart of the unit makes of the settings."""
+    """The arguments of `sglang serve` that ExecStart of the unit makes of the settings. Raises OperateError."""
     s = {k.removeprefix("DDTREE_"): v for k, v in settings.items()}
     return [
         *("--model-path", s["MODEL"], "--speculative-draft-model-path", s["DRAFT"]),
         *("--tp-size", s["TP"], "--host", s["HOST"], "--port", s["PORT"]),
         *("--speculative-algorithm", "DDTREE"),
         *("--speculative-ddtree-budget", s["BUDGET"], "--speculative-ddtree-topk-cap", s["CAP"]),
-        *shlex.split(s.get("FLAGS", "")),
+        *flags(settings),
     ]
 
 
+def flags(settings: dict[str, str]) -> list[str]:
+    """The words of DDTREE_FLAGS as systemd splits them. Raises OperateError."""
+    try:
+        return shlex.split(settings.get("DDTREE_FLAGS", ""))
+    except ValueError as e:
+        raise OperateError(f"DDTREE_FLAGS: {e}; write it in one line and close its quotes") from None
+
+
 def url(settings: dict[str, str]) -> str:
-    """Where the server of these settings answers on this machine."""
+    """Where the server of these settings answers on this machine. Raises OperateError."""
+    if any(flag.startswith("--ssl-") for flag in flags(settings)):
+        raise OperateError(
+            "DDTREE_FLAGS: set-budget and sweep speak plain HTTP; leave --ssl-* to a proxy before the server, "
+            "or edit the settings and restart the unit by hand"
+        )
     host = settings["DDTREE_HOST"]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://{f'[{host}]' if ':' in host else host}:{settings['DDTREE_PORT']}"

@@ -149,7 +149,8 @@ def main(
             print_row(row)
             if json_file is not None:
                 with json_file.open("a") as f:
-                    f.write(json.dumps(row) + "\n")
+                    about = dict(hardware=f"{tp} x {gpu_name()}", context=context, tp=tp)
+                    f.write(json.dumps(about | row) + "\n")
     table = Table(title=f"27B shape, dummy weights, bf16, context {context}, TP {tp}, {gpu_name()}")
     table.add_column("")
     for size in batch_sizes:

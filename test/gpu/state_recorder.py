@@ -25,7 +25,8 @@ def installed(folder: Path, lengths: list[int]):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: state-recorder\nVersion: 0\n")
     (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nstate_recorder = state_recorder:register\n")
     saved, path = {name: os.environ.get(name) for name in (FOLDER, LENGTHS)}, list(sys.path)
-    sys.path[:0] = [str(folder), str(Path(__file__).parent)]  # a spawned process gets its parent's, not PYTHONPATH
+    # A spawned process gets its parent's path, not PYTHONPATH.
+    sys.path[:0] = [str(folder), str(Path(__file__).parent)]
     os.environ[FOLDER], os.environ[LENGTHS] = str(folder), ",".join(map(str, lengths))
     try:
         yield

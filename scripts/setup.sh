@@ -14,7 +14,7 @@ setup() {
         python3 -m pip install --quiet --target "$root/.uv" uv==0.13.9
         uv="$root/.uv/bin/uv"
     fi
-    [ -x "$venv/bin/python" ] || "$uv" venv --quiet --python ">=3.10,<3.13" "$venv"
+    [ -x "$venv/bin/python" ] || "$uv" venv --quiet --python ">=3.11,<3.13" "$venv"
     echo "setup: installing sglang-ddtree$extras into .venv (about 9 GB on disk; minutes at the first time)" >&2
     VIRTUAL_ENV="$venv" "$uv" pip install -r "$root/requirements.txt" -e "$root$extras"
     echo "$wanted" > "$venv/.installed-serve"

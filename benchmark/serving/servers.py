@@ -21,7 +21,7 @@ from benchmark.serving.machine import cpu_threads, gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT, STOP_LIMIT, KILL_LIMIT = 900, 150, 20  # seconds; STOP_LIMIT exceeds the drain's own limit of 120
-SERVED_NAME = "measured"
+SERVED_NAME, RECIPE = "measured", "widen.json"  # the latter: of `python -m benchmark.widen`
 BUFFERS = re.compile(r"buffers of ([\d.]+) GiB for (\d+) requests, ([\d.]+) MiB a row")
 
 
@@ -61,6 +61,13 @@ def arguments(start: Start, pair: Pair, on_gpu: bool, streams: int) -> list[str]
     return [*found, *pair.flags]
 
 
+def command(pair: Pair) -> list[str | Path]:
+    """Folders without weights have a server of their own, which makes them."""
+    if (Path(pair.target) / RECIPE).exists():
+        return [sys.executable, "-m", "benchmark.widen.serve"]
+    return [Path(sys.executable).with_name("sglang"), "serve"]
+
+
 class Server:
     """One `sglang serve` in a session of its own. log: its output. start_s: seconds until /health answered 200."""
 
@@ -80,7 +87,7 @@ class Server:
         self.start_s = 0.0
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                [Path(sys.executable).with_name("sglang"), "serve", *self.flags, *self._address()],
+                [*command(pair), *self.flags, *self._address()],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -7,4 +7,4 @@ setup dev
 cd "$root"
 # Many processes import all of SGLang: the first may leave its bytecode for the others.
 unset PYTHONDONTWRITEBYTECODE
-exec "$venv/bin/python" -m pytest -n 2 --dist loadfile "$@"
+exec "$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

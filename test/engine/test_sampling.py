@@ -56,7 +56,7 @@ def exact_distribution(model, **params) -> torch.Tensor:
     [
         (0.7, 1.0, VOCAB),
         pytest.param(1.0, 1.0, VOCAB, marks=pytest.mark.exhaustive),
-        (0.7, 0.95, VOCAB),
+        pytest.param(0.7, 0.95, VOCAB, marks=pytest.mark.exhaustive),
         (1.0, 0.9, 6),
     ],
 )

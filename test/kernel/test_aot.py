@@ -12,11 +12,9 @@ import pytest
 # Bytes of a thread's stack, by dtype of the first argument: what spills is read back once a step at most.
 STACK_BOUNDS = {"bfloat16": 128, "int64": 128}
 ATTENTION_BOUNDS = {"bfloat16": 640, "float32": 640}  # its accumulators leave no registers to spare
-# (inputs, pool) that are served.
-FLOATS = [("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float16", "float32")]
-# For tests alone: it must fit, holds operands twice and may spill. Its tiles are the same on every chip, so the one
-# with the least shared memory decides.
-TEST_FLOATS = [("float32", "float32")]
+# (inputs, pool). The first is what is served. The others have its tiles on every chip, so the chip with the least shared
+# memory decides; fp32, for tests alone, holds operands twice and may spill.
+FLOATS = [("bfloat16", "float32"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32")]
 CAPABILITIES, TIGHTEST = (90, 100, 120), 120
 REPOSITORY = Path(__file__).parents[2]
 
@@ -48,7 +46,7 @@ def launch_gdn(capability: int) -> None:
     H, HV, K, V = 16, 48, 128, 128
     dim = 2 * H * K + HV * V
     _gdn_tree_verify_triton._supports_dependent_launch = lambda device: True
-    for dtype, pool in FLOATS + (TEST_FLOATS if capability == TIGHTEST else []):
+    for dtype, pool in FLOATS if capability == TIGHTEST else FLOATS[:1]:
         for bs in (1, 8):
             for n in (16, 32, 64, 128, 512):
                 gates = empty(bs, n, HV, dtype=dtype)

@@ -21,12 +21,10 @@ CHAT = [{"role": "user", "content": "class Stack"}]
 class Script(Running):
     """One run of serve.sh, which is signalled alone, as systemd or a terminal's Ctrl-C would reach it."""
 
-    def __init__(self, log: Path, *flags: str):
+    def __init__(self, log: Path, *flags: str, threads: int = 1):
         port = free_port()
         command = [ROOT / "scripts/serve.sh", "--port", str(port), *flags]
-        # Two, as the script gives on any machine of two cores: had the launcher started such threads before it forks
-        # the scheduler, the scheduler would hang.
-        super().__init__(command, port, log, {"OMP_NUM_THREADS": "2"})
+        super().__init__(command, port, log, {"OMP_NUM_THREADS": str(threads)})
 
     def wait_until_ready(self, limit: float = 180) -> None:
         end = time.monotonic() + limit
@@ -149,7 +147,9 @@ def test_sigterm_ends_every_process(server):
 
 @pytest.mark.slow
 def test_ctrl_c_and_a_bad_flag(tmp_path):
-    running = Script(tmp_path / "log")
+    # With two OpenMP threads, as on any machine of two cores: had the launcher started them before it forks the scheduler,
+    # the scheduler would hang.
+    running = Script(tmp_path / "log", threads=2)
     running.wait_until_ready()
     assert running.stop(signal.SIGINT) == 0
     assert "installing" not in (tmp_path / "log").read_text(), "a later start must install nothing"

@@ -1,7 +1,8 @@
 """The unit under a real systemd: installed, changed under load, killed, drained.
 
-What is marked `whole` (more changes, the router's unit, the watchdog) is run with SGLANG_DDTREE_TEST_SYSTEMD=1 only, as
-every start of a server costs. Twenty changes under load: benchmark/serving/budget_changes.py.
+Minutes as root in namespaces of its own, with a checkout that another user can read: so only on demand, with
+SGLANG_DDTREE_TEST_SYSTEMD=short, or =whole for what is marked so (more changes, the router's unit, the watchdog).
+Twenty changes under load: benchmark/serving/budget_changes.py.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from support.service import ENV, UNIT, Service
 from support.systemd import PrivateSystemd, why_not
 
 pytestmark = pytest.mark.timeout(900)  # a change stops and starts a server, once more if it rolls back
-WHOLE = os.environ.get("SGLANG_DDTREE_TEST_SYSTEMD") == "1"
-whole = pytest.mark.skipif(not WHOLE, reason="part of the whole form: SGLANG_DDTREE_TEST_SYSTEMD=1")
+FORM = os.environ.get("SGLANG_DDTREE_TEST_SYSTEMD")
+WHOLE = FORM == "whole"
+whole = pytest.mark.skipif(not WHOLE, reason="part of the whole form: SGLANG_DDTREE_TEST_SYSTEMD=whole")
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
+    if FORM not in ("short", "whole"):
+        pytest.skip(
+            "set SGLANG_DDTREE_TEST_SYSTEMD=short or =whole; test_drain.py covers the stop without a systemd"
+        )
     if reason := why_not():
-        pytest.skip(f"a systemd of our own {reason}; test_drain.py covers the stop without it")
-    try:
-        systemd = PrivateSystemd(tmp_path_factory.mktemp("systemd") / "log")
-    except RuntimeError as e:
-        if WHOLE:
-            raise
-        pytest.skip(f"{e}; test_drain.py covers the stop without it")
+        pytest.fail(f"a systemd of our own {reason}")
+    systemd = PrivateSystemd(tmp_path_factory.mktemp("systemd") / "log")
     try:
         yield Service(systemd)
     finally:

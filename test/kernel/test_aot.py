@@ -12,8 +12,8 @@ import pytest
 # Bytes of a thread's stack, by dtype of the first argument: what spills is read back once a step at most.
 STACK_BOUNDS = {"bfloat16": 128, "int64": 128}
 ATTENTION_BOUNDS = {"bfloat16": 640, "float32": 640}  # its accumulators leave no registers to spare
-# (inputs, pool). The first is what is served. The others have its tiles on every chip, so the chip with the least shared
-# memory decides; fp32, for tests alone, holds operands twice and may spill.
+# (inputs, pool). The first is what is served. The others have its tiles on every chip, so the chip with the least
+# shared memory decides; fp32, for tests alone, holds operands twice and may spill.
 FLOATS = [("bfloat16", "float32"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32")]
 CAPABILITIES, TIGHTEST = (90, 100, 120), 120
 REPOSITORY = Path(__file__).parents[2]

@@ -147,8 +147,8 @@ def test_sigterm_ends_every_process(server):
 
 @pytest.mark.slow
 def test_ctrl_c_and_a_bad_flag(tmp_path):
-    # With two OpenMP threads, as on any machine of two cores: had the launcher started them before it forks the scheduler,
-    # the scheduler would hang.
+    # With two OpenMP threads, as on any machine of two cores: had the launcher started them before it forks the
+    # scheduler, the scheduler would hang.
     running = Script(tmp_path / "log", threads=2)
     running.wait_until_ready()
     assert running.stop(signal.SIGINT) == 0

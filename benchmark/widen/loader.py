@@ -10,6 +10,7 @@ layer at a time, and SGLang's own weight loaders keep the rank's part.
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -27,7 +28,14 @@ def layer_of(name: str) -> str:
     return prefix + found + rest.split(".")[0] if found else name
 
 
-class GeneratedLoader(DefaultModelLoader):
+class _Named(ABCMeta):
+    """A class that becomes JSON as its name, which is how /server_info shows the load format."""
+
+    def __iter__(cls):
+        yield "loader", cls.__name__
+
+
+class GeneratedLoader(DefaultModelLoader, metaclass=_Named):
     """For folders of `python -m benchmark.widen`."""
 
     def download_model(self, model_config) -> None:

@@ -19,7 +19,7 @@ from benchmark.serving.grids import BUDGETS, CHAIN, GRIDS, LEAKY, METHODS, PLAIN
 from benchmark.serving.loads import LoadError, read_bench
 from benchmark.serving.openai_load import Answer
 from benchmark.serving.prompts import read_rows, write_custom_dataset
-from benchmark.serving.servers import Pair, arguments
+from benchmark.serving.servers import Pair, arguments, command
 from benchmark.step_cost import Draft, Target
 from benchmark.step_files import StepFileError, read_steps
 from benchmark.steps.shapes import TARGET
@@ -121,6 +121,14 @@ def test_a_bad_line_is_named(tmp_path):
     path.write_text(RUNS.read_text().splitlines()[0] + '\n{"commit": "x"}\n')
     with pytest.raises(records.RecordError, match="line 2"):
         records.read(path)
+
+
+def test_folders_without_weights_have_a_server_that_makes_them(tmp_path):
+    from benchmark.widen.folders import write_folders
+
+    wide = Pair(*map(str, write_folders("mid", tmp_path)))
+    assert command(wide)[1:] == ["-m", "benchmark.widen.serve"]
+    assert command(PAIR)[-1] == "serve" and command(PAIR)[0].name == "sglang"
 
 
 @pytest.mark.parametrize(

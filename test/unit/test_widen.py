@@ -187,3 +187,11 @@ def test_engine_serves_the_same_text_with_the_same_acceptance(tmp_path):
 def test_other_folders_are_refused(tmp_path):
     with pytest.raises(ValueError, match="widen.json is missing; make the folder with"):
         open_folder(tmp_path, CPU)
+
+
+def test_server_info_can_show_the_load_format():
+    from fastapi.encoders import jsonable_encoder
+
+    assert jsonable_encoder(dict(load_format=GeneratedLoader)) == {
+        "load_format": {"loader": "GeneratedLoader"}
+    }

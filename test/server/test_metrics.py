@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
-from support.engines import ROOT, TARGET
+from support.bench import bench_serving, samples
+from support.engines import ROOT
 from support.prompts import PROMPTS
 from support.servers import Server
 
@@ -34,19 +33,6 @@ def server(tmp_path_factory):
         running.end()
 
 
-def samples(server: Server) -> dict[str, float]:
-    """Values of the plugin's metrics, by name and, where there is one, by bucket or phase."""
-    found: dict[str, float] = {}
-    text = requests.get(server.base + "/metrics", timeout=30).text
-    for family in text_string_to_metric_families(text):
-        for s in family.samples:
-            if s.name.startswith("sglang_ddtree_"):
-                key = s.name + "".join(f"|{s.labels[k]}" for k in ("phase", "le") if k in s.labels)
-                found[key] = s.value
-                assert s.labels["model_name"] == "demo"
-    return found
-
-
 def generate(server: Server, prompts: list[str], tokens: int = 64) -> list[dict]:
     params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
     body = {"text": prompts, "sampling_params": params}
@@ -55,9 +41,9 @@ def generate(server: Server, prompts: list[str], tokens: int = 64) -> list[dict]
 
 def test_metrics_are_the_sum_of_the_responses(server):
     generate(server, PROMPTS[:1], 4)
-    before = samples(server)
+    before = samples(server.base)
     metas = generate(server, PROMPTS[:6])
-    after = samples(server)
+    after = samples(server.base)
     grown = {k: v - before.get(k, 0) for k, v in after.items()}
     steps, accepted = (sum(m[k] for m in metas) for k in ("spec_verify_ct", "spec_num_correct_drafts"))
     assert grown["sglang_ddtree_accepted_drafts_count"] == steps
@@ -85,7 +71,7 @@ def test_a_response_tells_what_was_proposed_and_accepted(server):
 
 def test_phases_are_sampled(server):
     generate(server, PROMPTS[:2], 256)
-    now = samples(server)
+    now = samples(server.base)
     for phase in ("draft", "verify", "commit"):
         count, total = (now[f"sglang_ddtree_phase_seconds_{k}|{phase}"] for k in ("count", "sum"))
         assert count >= 2
@@ -130,24 +116,5 @@ def test_every_query_of_the_dashboard_finds_what_the_server_exports(server):
 
 
 def test_bench_serving_reports_the_acceptance_of_metrics(server, tmp_path):
-    """SGLang's own load tool, on prompts of ours."""
-    turns = [[{"role": "user", "content": p}, {"role": "assistant", "content": "x"}] for p in PROMPTS[:8]]
-    rows = tmp_path / "prompts.jsonl"
-    rows.write_text(
-        "".join(
-            json.dumps({"conversations": [{"content": m["content"], "role": m["role"]} for m in t]}) + "\n"
-            for t in turns
-        )
-    )
-    result = tmp_path / "result.jsonl"
-    command = [sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang", "--base-url", server.base]
-    command += ["--dataset-name", "custom", "--dataset-path", str(rows), "--num-prompts", "8"]
-    command += ["--sharegpt-output-len", "48", "--max-concurrency", "2", "--output-file", str(result)]
-    command += ["--model", "demo", "--tokenizer", TARGET, "--disable-tqdm"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    reported = json.loads(result.read_text().splitlines()[-1])["accept_length"]
-    now = samples(server)
-    tau = 1 + now["sglang_ddtree_accepted_drafts_sum"] / now["sglang_ddtree_accepted_drafts_count"]
-    print(f"bench_serving {reported:.4f}, /metrics {tau:.4f}")
+    reported, tau = bench_serving(server.base, tmp_path)
     assert reported == pytest.approx(tau, abs=1e-9)

@@ -14,6 +14,7 @@ import time
 
 import pytest
 import requests
+from support.bench import bench_serving
 from support.engines import ROOT
 from support.servers import Load, free_port
 from support.service import ENV, UNIT, Service
@@ -50,6 +51,11 @@ def test_start_returns_when_it_serves_as_its_own_user(service):
     assert lines["Uid"].split()[0] != "0"
     assert (lines["NoNewPrivs"], int(lines["CapEff"], 16)) == ("1", 0)
     assert service.show("StatusText") == f"serving on port {service.port}, budget 7, cap 4"
+
+
+def test_bench_serving_pointed_at_the_unit_reports_the_acceptance_of_metrics(service, tmp_path):
+    reported, tau = bench_serving(service.base, tmp_path)
+    assert reported == pytest.approx(tau, abs=1e-9)
 
 
 def test_changes_under_load_lose_nothing(service):

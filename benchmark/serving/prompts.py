@@ -15,10 +15,15 @@ class UsageError(Exception):
     """A flag that cannot be served: one line that names it and the remedy."""
 
 
+def heldout_prompts() -> list[str]:
+    """The 64 prompts of models/heldout_prompts.json."""
+    return [p["text"] for p in json.loads(HELDOUT.read_text())["prompts"]]
+
+
 def read_rows(path: Path | None) -> list[dict]:
     """Rows {"prompt": text} or {"messages": [...]}; without a path the held-out code. Raises UsageError."""
     if path is None:
-        return [dict(prompt=p["text"]) for p in json.loads(HELDOUT.read_text())["prompts"]]
+        return [dict(prompt=text) for text in heldout_prompts()]
     try:
         return read_prompts(path)
     except OperateError as e:

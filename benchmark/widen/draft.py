@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmark.widen.rules import grouped_heads, partition, sources, tile
-from benchmark.widen.tensors import FAINT, Beside, Copied, Split, WideModel
+from benchmark.widen.tensors import FAINT, Beside, Builder, Split, WideModel
 
 if TYPE_CHECKING:
     from benchmark.widen.shapes import SmallPair, Widening
@@ -19,14 +19,7 @@ def wide_draft(pair: SmallPair, widening: Widening) -> WideModel:
     """Raises ValueError, naming the dimension, if the wide shape is no multiple of the small one."""
     small, wide, weights = pair.draft, widening.draft, pair.draft_weights
     device = weights["fc.weight"].device
-    tensors = {}
-
-    def split(name, source, rows, columns, scale=1.0):
-        # The name is the drafter's own, or layers of both models would share their turns.
-        tensors[name] = Split("draft." + name, weights[source], rows, columns, scale)
-
-    def copy(name, source, rows=None):
-        tensors[name] = Copied(weights[source], rows)
+    build = Builder(weights, "draft.")
 
     hidden = tile("hidden", small.hidden, wide.hidden, device)
     ffn = tile("ffn", small.ffn, wide.ffn, device)
@@ -37,29 +30,20 @@ def wide_draft(pair: SmallPair, widening: Widening) -> WideModel:
     slots = feature_slots(pair, widening)
     shares = {slot: iter(partition(uses)) for slot, uses in Counter(slots).items()}
     fc = weights["fc.weight"].split(small.hidden, dim=1)
-    tensors["fc.weight"] = Beside(
+    build.tensors["fc.weight"] = Beside(
         [
             Split(f"draft.fc.{place}", fc[slot], hidden.small, hidden, next(shares[slot]))
             for place, slot in enumerate(slots)
         ]
     )
-    copy("hidden_norm.weight", "hidden_norm.weight", hidden.small)
+    build.copy("hidden_norm.weight", "hidden_norm.weight", hidden.small)
     for layer, source in enumerate(sources(widening.draft_placed, wide.layers)):
         p, s = f"layers.{layer}.", f"layers.{source}."
         out = 1.0 if layer in widening.draft_placed else FAINT
-        copy(p + "input_layernorm.weight", s + "input_layernorm.weight", hidden.small)
-        split(p + "self_attn.q_proj.weight", s + "self_attn.q_proj.weight", head_entries.small, hidden)
-        split(p + "self_attn.k_proj.weight", s + "self_attn.k_proj.weight", kv_entries.small, hidden)
-        split(p + "self_attn.v_proj.weight", s + "self_attn.v_proj.weight", kv_entries.small, hidden)
-        copy(p + "self_attn.q_norm.weight", s + "self_attn.q_norm.weight")
-        copy(p + "self_attn.k_norm.weight", s + "self_attn.k_norm.weight")
-        split(p + "self_attn.o_proj.weight", s + "self_attn.o_proj.weight", hidden.small, head_entries, out)
-        copy(p + "post_attention_layernorm.weight", s + "post_attention_layernorm.weight", hidden.small)
-        split(p + "mlp.gate_proj.weight", s + "mlp.gate_proj.weight", ffn.small, hidden)
-        split(p + "mlp.up_proj.weight", s + "mlp.up_proj.weight", ffn.small, hidden)
-        split(p + "mlp.down_proj.weight", s + "mlp.down_proj.weight", hidden.small, ffn, out)
-    copy("norm.weight", "norm.weight", hidden.small)
-    return WideModel(tensors)
+        build.attention(p, s, head_entries.small, kv_entries, head_entries, hidden, out)
+        build.norms_and_mlp(p, s, hidden, ffn, out)
+    build.copy("norm.weight", "norm.weight", hidden.small)
+    return WideModel(build.tensors)
 
 
 def feature_slots(pair: SmallPair, widening: Widening) -> list[int]:

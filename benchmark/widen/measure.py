@@ -21,10 +21,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmark.serving.prompts import heldout_prompts
 from benchmark.widen.folders import write_folders
 from benchmark.widen.loader import GeneratedLoader
 from benchmark.widen.shapes import WIDENINGS
-from benchmark.widen.texts import heldout_prompts
 
 console = Console(width=120, highlight=False)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmark.widen.rules import grouped_heads, sources, tile
-from benchmark.widen.tensors import FAINT, Copied, Split, WideModel
+from benchmark.widen.tensors import FAINT, Builder, Copied, Split, WideModel
 
 if TYPE_CHECKING:
     from benchmark.widen.shapes import SmallPair, Widening
@@ -20,13 +20,7 @@ def wide_target(pair: SmallPair, widening: Widening, padding: torch.Tensor) -> W
     """
     small, wide, weights = pair.target, widening.target, pair.target_weights
     device = padding.device
-    tensors = {}
-
-    def split(name, source, rows, columns, scale=1.0):
-        tensors[name] = Split(name, weights[source], rows, columns, scale)
-
-    def copy(name, source, rows=None):
-        tensors[name] = Copied(weights[source], rows)
+    build = Builder(weights)
 
     hidden = tile("hidden", small.hidden, wide.hidden, device)
     ffn = tile("ffn", small.ffn, wide.ffn, device)
@@ -49,36 +43,25 @@ def wide_target(pair: SmallPair, widening: Widening, padding: torch.Tensor) -> W
     vocab = torch.arange(wide.vocab, device=device)
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"
     # The ids of the padding never occur in a text; their embeddings only have to be numbers.
-    tensors[embedding] = Copied(weights[embedding], vocab % small.vocab, hidden.small)
+    build.tensors[embedding] = Copied(weights[embedding], vocab % small.vocab, hidden.small)
     for layer, source in enumerate(sources(widening.placed, wide.layers, wide.interval)):
         p, s = f"model.layers.{layer}.", f"model.layers.{source}."
         out = 1.0 if layer in widening.placed else FAINT
-        copy(p + "input_layernorm.weight", s + "input_layernorm.weight", hidden.small)
+        build.norms_and_mlp(p, s, hidden, ffn, out)
         if wide.is_attention(layer):
-            p, s = p + "self_attn.", s + "self_attn."
-            split(p + "q_proj.weight", s + "q_proj.weight", queries_and_gates.small, hidden)
-            split(p + "k_proj.weight", s + "k_proj.weight", kv_entries.small, hidden)
-            split(p + "v_proj.weight", s + "v_proj.weight", kv_entries.small, hidden)
-            copy(p + "q_norm.weight", s + "q_norm.weight")
-            copy(p + "k_norm.weight", s + "k_norm.weight")
-            split(p + "o_proj.weight", s + "o_proj.weight", hidden.small, head_entries, out)
+            build.attention(p, s, queries_and_gates.small, kv_entries, head_entries, hidden, out)
         else:
             p, s = p + "linear_attn.", s + "linear_attn."
-            split(p + "in_proj_qkv.weight", s + "in_proj_qkv.weight", mixed, hidden)
-            split(p + "in_proj_z.weight", s + "in_proj_z.weight", value_entries.small, hidden)
-            split(p + "in_proj_b.weight", s + "in_proj_b.weight", values.small, hidden)
-            split(p + "in_proj_a.weight", s + "in_proj_a.weight", values.small, hidden)
-            copy(p + "conv1d.weight", s + "conv1d.weight", mixed)
-            copy(p + "A_log", s + "A_log", values.small)
-            copy(p + "dt_bias", s + "dt_bias", values.small)
-            copy(p + "norm.weight", s + "norm.weight")
-            split(p + "out_proj.weight", s + "out_proj.weight", hidden.small, value_entries, out)
-        p, s = f"model.layers.{layer}.", f"model.layers.{source}."
-        copy(p + "post_attention_layernorm.weight", s + "post_attention_layernorm.weight", hidden.small)
-        split(p + "mlp.gate_proj.weight", s + "mlp.gate_proj.weight", ffn.small, hidden)
-        split(p + "mlp.up_proj.weight", s + "mlp.up_proj.weight", ffn.small, hidden)
-        split(p + "mlp.down_proj.weight", s + "mlp.down_proj.weight", hidden.small, ffn, out)
-    copy("model.norm.weight", "model.norm.weight", hidden.small)
+            build.split(p + "in_proj_qkv.weight", s + "in_proj_qkv.weight", mixed, hidden)
+            build.split(p + "in_proj_z.weight", s + "in_proj_z.weight", value_entries.small, hidden)
+            build.split(p + "in_proj_b.weight", s + "in_proj_b.weight", values.small, hidden)
+            build.split(p + "in_proj_a.weight", s + "in_proj_a.weight", values.small, hidden)
+            build.copy(p + "conv1d.weight", s + "conv1d.weight", mixed)
+            build.copy(p + "A_log", s + "A_log", values.small)
+            build.copy(p + "dt_bias", s + "dt_bias", values.small)
+            build.copy(p + "norm.weight", s + "norm.weight")
+            build.split(p + "out_proj.weight", s + "out_proj.weight", hidden.small, value_entries, out)
+    build.copy("model.norm.weight", "model.norm.weight", hidden.small)
     rows = torch.where(vocab < small.vocab, vocab, small.vocab + vocab % len(padding))
-    tensors[head] = Split(head, torch.cat([weights[head], padding]), rows, hidden)
-    return WideModel(tensors)
+    build.tensors[head] = Split(head, torch.cat([weights[head], padding]), rows, hidden)
+    return WideModel(build.tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -120,3 +121,38 @@ class WideModel(Mapping):
     def layer(self, prefix: str) -> dict[str, torch.Tensor]:
         """The tensors whose name begins with `prefix`, without it."""
         return {name.removeprefix(prefix): self[name] for name in self if name.startswith(prefix)}
+
+
+@dataclass
+class Builder:
+    """Gathers a wide model's tensors from the small one's weights.
+
+    prefix: before the names from which turns are drawn, or layers of two models would share theirs.
+    """
+
+    weights: dict[str, torch.Tensor]
+    prefix: str = ""
+    tensors: dict = field(default_factory=dict)
+
+    def split(self, name: str, source: str, rows, columns, scale: float = 1.0) -> None:
+        self.tensors[name] = Split(self.prefix + name, self.weights[source], rows, columns, scale)
+
+    def copy(self, name: str, source: str, rows=None) -> None:
+        self.tensors[name] = Copied(self.weights[source], rows)
+
+    def attention(self, p: str, s: str, queries, kv, heads, hidden, scale: float) -> None:
+        """p, s: prefixes of the wide and the small layer's names; queries: rows of q_proj; the rest: replicas."""
+        p, s = p + "self_attn.", s + "self_attn."
+        self.split(p + "q_proj.weight", s + "q_proj.weight", queries, hidden)
+        self.split(p + "k_proj.weight", s + "k_proj.weight", kv.small, hidden)
+        self.split(p + "v_proj.weight", s + "v_proj.weight", kv.small, hidden)
+        self.copy(p + "q_norm.weight", s + "q_norm.weight")
+        self.copy(p + "k_norm.weight", s + "k_norm.weight")
+        self.split(p + "o_proj.weight", s + "o_proj.weight", hidden.small, heads, scale)
+
+    def norms_and_mlp(self, p: str, s: str, hidden, ffn, scale: float) -> None:
+        for norm in ("input_layernorm.weight", "post_attention_layernorm.weight"):
+            self.copy(p + norm, s + norm, hidden.small)
+        self.split(p + "mlp.gate_proj.weight", s + "mlp.gate_proj.weight", ffn.small, hidden)
+        self.split(p + "mlp.up_proj.weight", s + "mlp.up_proj.weight", ffn.small, hidden)
+        self.split(p + "mlp.down_proj.weight", s + "mlp.down_proj.weight", hidden.small, ffn, scale)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import torch
 from tokenizers import Tokenizer
 
+from benchmark.serving.prompts import heldout_prompts
 from benchmark.widen.shapes import MODELS, TARGET
 from scripts.train_demo.evaluate import prompt_ids
 
@@ -18,13 +18,8 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(TARGET / "tokenizer.json"))
 
 
-def heldout_prompts() -> list[str]:
-    """The 64 prompts of models/heldout_prompts.json."""
-    return [p["text"] for p in json.loads((MODELS / "heldout_prompts.json").read_text())["prompts"]]
-
-
 def heldout_ids() -> torch.Tensor:
-    """The same, int64 [64, P]."""
+    """The held-out prompts, int64 [64, P]."""
     return prompt_ids([{"text": text} for text in heldout_prompts()], tokenizer())
 
 

@@ -12,6 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.engines import TARGET
 from support.prompts import PROMPTS
 
+from benchmark.serving.prompts import write_custom_dataset
+
 
 def samples(base: str) -> dict[str, float]:
     """Values of the plugin's metrics, by name and, where there is one, by bucket or phase."""
@@ -32,8 +34,7 @@ def bench_serving(base: str, folder: Path) -> tuple[float, float]:
     base: of a server of the demo pair. folder: for the tool's files.
     """
     rows, result = folder / "prompts.jsonl", folder / "result.jsonl"
-    turns = [[{"role": "user", "content": p}, {"role": "assistant", "content": "x"}] for p in PROMPTS[:8]]
-    rows.write_text("".join(json.dumps({"conversations": t}) + "\n" for t in turns))
+    write_custom_dataset(PROMPTS[:8], rows)
     command = [sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang", "--base-url", base]
     command += ["--dataset-name", "custom", "--dataset-path", str(rows), "--num-prompts", "8"]
     command += ["--sharegpt-output-len", "48", "--max-concurrency", "2", "--output-file", str(result)]

@@ -20,6 +20,8 @@ from sglang_ddtree_kernel.reference.gdn_tree_verify import TreePlan, gdn_tree_ve
 from sglang_ddtree_kernel.tree_types import ancestor_words
 from triton.testing import do_bench_cudagraph
 
+from benchmark.kernels.timing import rewrite_once
+
 H, HV, K, V, WIDTH, LAYERS = 16, 48, 128, 128, 4, 48
 DIM = 2 * H * K + HV * V
 BYTES_PER_US = 4.3e6  # a large copy on one H200, bytes read plus bytes written
@@ -256,18 +258,17 @@ def commit_errors(accepted: int) -> tuple[float, float]:
 
 def commit_case(bs: int, accepted: int) -> dict:
     inputs = commit_inputs(LAYERS, bs, accepted)
-    floor = 2 * LAYERS * bs * HV * V * K * 4 / BYTES_PER_US
+    states = torch.randn(LAYERS, bs, HV, V, K, device="cuda")
+    floor = 2 * states.numel() * 4 / BYTES_PER_US
     errors = commit_errors(accepted)
-    ours = microseconds(lambda: gdn_commit(**inputs))
-    met = ours < 2 * floor and errors[0] <= ERROR_BAR * errors[1]
-    return row("gdn_commit", f"bs {bs}, {accepted} tokens", ours, None, floor, errors, "2x floor", met)
+    ours, once = microseconds(lambda: gdn_commit(**inputs)), microseconds(lambda: rewrite_once(states))
+    met = ours < 2 * once and errors[0] <= ERROR_BAR * errors[1]
+    return row("gdn_commit", f"bs {bs}, {accepted} tokens", ours, once, floor, errors, "< 2x once", met)
 
 
 def show(r: dict) -> None:
-    stock = f"{r['stock_us']:9.1f}" if r["stock_us"] else " " * 9
-    ratio = (
-        f"{r['stock_us'] / r['ours_us']:6.1f}x" if r["stock_us"] else f"{r['ours_us'] / r['floor_us']:5.2f}fl"
-    )
+    """In place of a stock kernel, a commit is compared with reading and writing its states once."""
+    stock, ratio = f"{r['stock_us']:9.1f}", f"{r['stock_us'] / r['ours_us']:6.2f}x"
     errors = "{:.2e} / {:.2e}".format(*r["errors"])
     print(
         f"{r['op']:16} {r['case']:16} {r['ours_us']:9.1f} {stock} {ratio} {r['floor_us']:8.1f}  {errors}  "

@@ -54,7 +54,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Grid:
-    """starts x loads, each load repeated. leaky_budgets and leaky_cap: trees whose siblings share recurrent state."""
+    """starts x loads, each load repeated. leaky_budgets and leaky_cap: trees whose siblings share recurrent state.
+
+    thrifty: plain decoding, the slowest, gets no sampled traffic (its step does not depend on the temperature), and
+    leaky trees only the greedy one of fewest streams; the OpenAI client goes to chain and trees.
+    """
 
     budgets: tuple[int, ...]
     caps: tuple[int, ...]
@@ -66,6 +70,7 @@ class Grid:
     repeats: int
     per_stream: int  # requests per stream in one repetition
     at_least: int  # requests in one repetition
+    thrifty: bool = False
 
     def starts(self) -> list[Start]:
         """Plain decoding and the chain first: they are the lines that every tree is compared with."""
@@ -76,35 +81,39 @@ class Grid:
             found += [Start(LEAKY, b, self.leaky_cap, tp) for b in self.leaky_budgets]
         return found
 
-    def loads(self) -> list[Load]:
+    def loads(self, start: Start) -> list[Load]:
         """All traffic through bench_serving, and the greedy one of most streams through the plain OpenAI client too."""
 
         def load(client: str, temperature: float, concurrency: int) -> Load:
             requests = max(self.at_least, self.per_stream * concurrency)
             return Load(client, temperature, concurrency, requests, self.tokens)
 
-        busiest = max(t for t in self.traffic if t[0] == 0)
-        return [load("bench_serving", *t) for t in self.traffic] + [load("openai", *busiest)]
+        greedy = [t for t in self.traffic if t[0] == 0]
+        if self.thrifty and start.method == LEAKY:
+            return [load("bench_serving", *min(greedy))]
+        if self.thrifty and start.method == PLAIN:
+            return [load("bench_serving", *t) for t in greedy]
+        return [load("bench_serving", *t) for t in self.traffic] + [load("openai", *max(greedy))]
 
     def runs(self) -> int:
-        return len(self.starts()) * len(self.loads())
+        return sum(len(self.loads(start)) for start in self.starts())
 
 
 BUDGETS = (15, 16, 31, 32, 64, 128, 256)
 GRIDS = {
-    # Meant for ten minutes on one GPU at the 27B shape: six starts of about a minute, a minute and a half of plain
-    # decoding at 15 to 17 ms a token, half a minute for each of the others.
+    # Meant for ten minutes on one GPU at the 27B shape: seven starts, and five minutes of requests.
     "quick": Grid(
-        budgets=(15, 64),
+        budgets=(15, 31, 64),
         caps=(8,),
         leaky_budgets=(15, 64),
         leaky_cap=8,
         traffic=((0.0, 1), (0.0, 8), (0.7, 1)),
         tps=(1,),
-        tokens=96,
+        tokens=256,
         repeats=3,
-        per_stream=2,
+        per_stream=1,
         at_least=4,
+        thrifty=True,
     ),
     "full": Grid(
         budgets=BUDGETS,

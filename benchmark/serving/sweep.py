@@ -77,7 +77,7 @@ class Sweep:
         )
 
     def missing(self, start: Start) -> list[Load]:
-        return [x for x in self.grid.loads() if records.key(**self.identity(start, x)) not in self.done]
+        return [x for x in self.grid.loads(start) if records.key(**self.identity(start, x)) not in self.done]
 
     def run(self, progress: Progress) -> None:
         plan = [(start, self.missing(start)) for start in self.grid.starts()]
@@ -86,7 +86,7 @@ class Sweep:
             if not loads:
                 continue
             progress.update(servers, description=f"{start}: starting")
-            log = self.folder / "server.log"
+            log = self.folder / f"{start.slug}.log"
             try:
                 with serving(start, self.pair, self.streams, log) as server:
                     for load in loads:
@@ -194,13 +194,7 @@ def main(
         for flag, folder in (("--model-path", model_path), ("--draft-path", draft_path)):
             if not (machine.ROOT / folder / "config.json").exists():
                 raise UsageError(f"{flag} {folder}: no config.json there; name a model's folder")
-        if grid not in ("cpu", "smoke") and not machine.gpus():
-            raise UsageError(f"--grid {grid}: there is no GPU here; use --grid cpu or --grid smoke")
-        needed = max(GRIDS[grid].tps)
-        if needed > max(1, len(machine.gpus())):
-            raise UsageError(
-                f"--grid {grid}: needs {needed} GPUs, {len(machine.gpus())} are here; use --grid quick"
-            )
+        check_gpus(grid)
         chosen = texts(read_rows(prompts), str(machine.ROOT / model_path))
         with tempfile.TemporaryDirectory() as folder:
             pair = Pair(model_path, draft_path, tuple(flags or ()))

@@ -132,7 +132,7 @@ def main(
             disable_prefill_cuda_graph=True,
             disable_radix_cache=True,
             random_seed=1,
-            context_length=8192,
+            context_length=max(8192, context + 1024),
             log_level="warning",
         )
         drafter = dict(speculative_draft_model_path=str(draft))

@@ -10,8 +10,11 @@ from __future__ import annotations
 import pytest
 import torch
 from gpu import state_recorder
-from support.engines import DRAFT, decode_plainly, engine, greedy
+from support.engines import DRAFT, decode_plainly, engine, greedy, tau
 from support.prompts import PROMPTS
+
+from benchmark.widen.folders import write_folders
+from benchmark.widen.loader import GeneratedLoader
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 NEW_TOKENS, TIE_GAP, LENGTH = 64, 0.125, 500
@@ -54,10 +57,27 @@ def test_text(plain, kwargs, monkeypatch):
             check_text(plain, outputs, f"{kwargs}, {concurrency} at a time")
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_two_gpus(plain):
-    with gpu_engine(31, tp_size=2) as running:
-        check_text(plain, running.generate(PROMPTS, greedy(NEW_TOKENS)), "TP 2")
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """The demo pair widened until four ranks can split it: 8 query and 2 KV heads, 4 and 12 GDN heads."""
+    target, draft = write_folders("mid", tmp_path_factory.mktemp("mid"))
+    return dict(target=str(target), draft=str(draft), load_format=GeneratedLoader)
+
+
+@pytest.fixture(scope="module")
+def wide_plain(wide):
+    with gpu_engine(**wide) as running:
+        return decode_plainly(running, PROMPTS, NEW_TOKENS)
+
+
+@pytest.mark.parametrize("tp", (1, 2, 4))
+def test_tensor_parallel(wide, wide_plain, tp):
+    """Against one GPU token by token: ranks add their parts of a product in another order, which bf16 shows."""
+    if torch.cuda.device_count() < tp:
+        pytest.skip(f"needs {tp} GPUs")
+    with gpu_engine(31, tp_size=tp, **wide) as running:
+        outputs = running.generate(PROMPTS, greedy(NEW_TOKENS))
+    check_text(wide_plain, outputs, f"TP {tp}, tau {tau(outputs, NEW_TOKENS):.3f}")
 
 
 def test_state_after_500_tokens(tmp_path):

@@ -30,7 +30,7 @@ from benchmark.step_files import Step, StepFileError, read_steps
 from benchmark.steps.shapes import DRAFT, TARGET
 
 console = Console(width=130, highlight=False)
-H200_STEPS = Path(__file__).with_name("results") / "h200_steps.json"
+H200_STEPS = Path(__file__).with_name("results") / "h200_steps.jsonl"
 # Dummy weights accept next to nothing, so a measured step committed one token a request; a drafter's one, several.
 COMMITTED_MEASURED, COMMITTED_PREDICTED = 1, 6
 LATENCIES = (10e-6, 30e-6)  # seconds of a small all-reduce over PCIe: assumed, a low and a high guess
@@ -217,16 +217,12 @@ def show_prediction(chip: Chip, rows: list[dict], context: int) -> None:
 
 
 def main(
-    steps: Annotated[
-        Path, typer.Option(help="of `benchmark.steps --json`, or a file like the default")
-    ] = H200_STEPS,
-    context: Annotated[int, typer.Option(help="of the lines of --steps, where they do not say")] = 1024,
-    tp: Annotated[int, typer.Option(help="likewise")] = 1,
+    steps: Annotated[Path, typer.Option(help="a file of `benchmark.steps --json`")] = H200_STEPS,
     json_file: Annotated[Path | None, typer.Option("--json", help="fit, residuals and prediction")] = None,
 ) -> None:
     """Fits the H200's steps, prints residuals, and predicts the RTX PRO 6000's."""
     try:
-        measured = read_steps(steps, context, tp)
+        measured = read_steps(steps)
         prices = fit(measured, H200)
         rows = residuals(measured, H200)
     except StepFileError as e:

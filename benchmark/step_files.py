@@ -1,4 +1,4 @@
-"""Measured step times, from the files of `python -m benchmark.steps --json` and from those under benchmark/results/."""
+"""Measured step times, from the files of `python -m benchmark.steps --json`."""
 
 from __future__ import annotations
 
@@ -32,43 +32,27 @@ class Step:
         return f"{name}, {self.requests} at a time"
 
 
-def read_steps(path: Path, context: int = 1024, tp: int = 1, hardware: str = "one GPU") -> list[Step]:
-    """The tool's lines, or a JSON object that has them as rows. What neither a line nor the object says of context, tp
-    and hardware, the arguments say.
-
-    Raises StepFileError.
-    """
+def read_steps(path: Path) -> list[Step]:
+    """The tool's lines. Raises StepFileError."""
     try:
-        text = path.read_text()
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
     except OSError as e:
         raise StepFileError(
             f"{path}: {e.strerror}; name a file of `python -m benchmark.steps --json`"
         ) from None
-    try:
-        whole = json.loads(text)
-        about, rows = (whole, whole["rows"]) if "rows" in whole else ({}, [whole])
-    except json.JSONDecodeError:
-        about, rows = {}, _lines(path, text)
-    steps, about = [], dict(context=context, tp=tp, hardware=hardware) | about
-    for row in rows:
+    steps = []
+    for number, line in enumerate(lines, 1):
         try:
-            where = {name: row.get(name, value) for name, value in about.items() if name in STEP_PLACE}
+            row = json.loads(line)
+            where = {name: row[name] for name in STEP_PLACE}
             kind, rows_of_one = _kind(row["name"])
             for requests, passes in row["step_ms"].items():
-                ms = statistics.median(passes)
-                steps.append(Step(kind, rows_of_one, int(requests), ms, **where))
+                steps.append(Step(kind, rows_of_one, int(requests), statistics.median(passes), **where))
         except (KeyError, ValueError, TypeError, AttributeError) as e:
             raise StepFileError(
-                f"{path}: a row that is none of `python -m benchmark.steps --json` ({e}); remove it"
+                f"{path}, line {number}: none of `python -m benchmark.steps --json` ({e}); remove it"
             ) from None
     return steps
-
-
-def _lines(path: Path, text: str) -> list[dict]:
-    try:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except json.JSONDecodeError as e:
-        raise StepFileError(f"{path}: {e}; name a file of `python -m benchmark.steps --json`") from None
 
 
 def _kind(name: str) -> tuple[str, int]:

@@ -16,7 +16,10 @@ PACKAGES = ("sglang-ddtree", "sglang", "torch", "triton", "transformers")
 def commit() -> str:
     """The checkout's commit, with `-dirty` where tracked files differ from it; `unknown` in a copy without history."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:  # no git
+        return "unknown"
     return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 

@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmark.serving.machine import commit
 from benchmark.steps.shapes import write_configs
 from benchmark.steps.trace import StepTrace, newest_trace, read_trace
 
@@ -149,7 +150,7 @@ def main(
             print_row(row)
             if json_file is not None:
                 with json_file.open("a") as f:
-                    about = dict(hardware=f"{tp} x {gpu_name()}", context=context, tp=tp)
+                    about = dict(commit=commit(), hardware=f"{tp} x {gpu_name()}", context=context, tp=tp)
                     f.write(json.dumps(about | row) + "\n")
     table = Table(title=f"27B shape, dummy weights, bf16, context {context}, TP {tp}, {gpu_name()}")
     table.add_column("")

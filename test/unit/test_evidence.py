@@ -306,28 +306,24 @@ def test_fit_finds_prices_that_made_the_steps():
 def test_lines_of_benchmark_steps_are_read(tmp_path):
     """The tool's own rows: one JSON line each, all passes, requests as text keys."""
     path = tmp_path / "steps.jsonl"
-    rows = [dict(name="plain", start_s=9.0, step_ms={1: [14.0, 15.0, 14.5]}, idle={}, kernels={})]
+    about = dict(hardware="1 x NVIDIA H200", context=1024, tp=1)
+    rows = [dict(name="plain", start_s=9.0, step_ms={1: [14.0, 15.0, 14.5]}, idle={}, kernels={}) | about]
     rows.append(
-        dict(
-            name="tree, 64 rows",
-            start_s=9.0,
-            context=512,
-            step_ms={1: [18.0], 8: [30.0]},
-            idle={},
-            kernels={},
-        )
+        dict(name="tree, 64 rows", start_s=9.0, step_ms={1: [18.0], 8: [30.0]}, idle={}, kernels={}) | about
     )
+    rows[1] |= dict(context=512, tp=2)
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    read = read_steps(path, context=2048, tp=2)
+    read = read_steps(path)
     assert [(s.kind, s.rows, s.requests, s.ms) for s in read] == [
         ("plain", 1, 1, 14.5),
         ("tree", 64, 1, 18.0),
         ("tree", 64, 8, 30.0),
     ]
-    assert [(s.context, s.tp) for s in read] == [(2048, 2), (512, 2), (512, 2)]
-    path.write_text('{"name": "what", "step_ms": {"1": [1.0]}}\n')
-    with pytest.raises(StepFileError, match="a row that is none"):
-        read_steps(path)
+    assert [(s.context, s.tp) for s in read] == [(1024, 1), (512, 2), (512, 2)]
+    for line in ('{"name": "what", "step_ms": {"1": [1.0]}}', "no JSON", '{"name": "plain", "step_ms": {}}'):
+        path.write_text(line + "\n")
+        with pytest.raises(StepFileError, match="line 1: none of"):
+            read_steps(path)
 
 
 def test_prediction_is_near_the_published_plain_decoding():

@@ -1,6 +1,6 @@
 """Sweep of launch parameters at served shapes, on one GPU: which defaults should the launchers have?
 
-python -m benchmark.kernels.tune [--only OPERATOR]
+python -m benchmark.kernels.tune [--only OPERATOR ...]
 
 Candidates stand in rounds; the best of a round, by the geometric mean over the cases, is the base of the next. Every
 candidate is checked against the specification first. Times are medians of CUDA-graph replays in microseconds.
@@ -35,37 +35,15 @@ from benchmark.kernels.timing import CAP, ROTATION_BYTES, VOCAB, measure
 
 ROUNDS = {
     "gdn_commit": [
-        [  # the fold: instructions per element against warps that hide latency
-            {},
-            dict(value_rows=16, key_lanes=16, num_warps=1),
-            dict(value_rows=32, key_lanes=16, num_warps=2),
-            dict(value_rows=16, key_lanes=32, num_warps=1),
-            dict(value_rows=32, key_lanes=16, num_warps=1),
-            dict(value_rows=64, key_lanes=16, num_warps=2),
-            dict(value_rows=16, key_lanes=32, num_warps=2),
-        ],
-        [  # the path: rounds of dependent loads against programs at a time
-            {},
-            dict(path_steps=4, path_warps=4),
-            dict(path_steps=8, path_warps=4),
-            dict(path_steps=16, path_warps=4),
-            dict(path_steps=8, path_warps=2),
-            dict(path_steps=2, path_warps=2),
-            dict(path_steps=4, path_warps=1),
-        ],
-        [{}, dict(dependent=True)],
+        [{}, dict(adjacent=True)],  # the fold: keys by way of shared memory, or of L1
+        [{}, dict(stream=True), dict(stream=False)],
+        [{}, dict(path_registers=96), dict(path_registers=128)],
+        [{}, dict(value_rows=16, num_warps=1), dict(value_rows=64, num_warps=4)],
     ],
     "topk_logprobs": [
         [{}, dict(dependent=True)],
-        [
-            {},
-            dict(steps=2),
-            dict(steps=8),
-            dict(steps=4, group=64),
-            dict(steps=8, group=64),
-            dict(steps=2, group=16),
-            dict(steps=4, group=16),
-        ],
+        [{}, dict(steps=2), dict(steps=4), dict(steps=8), dict(steps=16)],
+        [{}, dict(group=64), dict(group=16)],
     ],
     "greedy_tokens": [
         [{}, dict(dependent=True)],
@@ -101,6 +79,8 @@ def rotating(make: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
 def commit():
     small = commit_inputs(1, 2, 16)
     small["accept_lens"][1] = 5
+    small["track_slots"] = torch.tensor([-1, 0], device="cuda")
+    small["track_steps"] = torch.tensor([0, 4], device="cuda", dtype=torch.int32)
 
     def fresh():
         return small | {name: small[name].clone() for name in ("states", "conv_states")}
@@ -214,13 +194,13 @@ def sweep(name: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=OPERATORS)
+    parser.add_argument("--only", choices=OPERATORS, nargs="+", default=list(OPERATORS))
     only = parser.parse_args().only
     if not torch.cuda.is_available():
         raise SystemExit("benchmark/kernels/tune.py: needs an NVIDIA GPU, and none was found")
     torch.manual_seed(0)
     print(torch.cuda.get_device_name())
     for name in OPERATORS:
-        if only in (None, name):
+        if name in only:
             sweep(name)
             torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
 """`python -m sglang.bench_serving` any number of times in one process, as importing it takes longer than most runs.
 
-Reads one JSON list of command-line arguments a line from stdin; answers each with one JSON line on stdout,
-{"status": 0} or {"status": n, "error": line}. What the tool itself prints goes to stderr.
+Reads one JSON list of command-line arguments a line from stdin; answers once it is ready, and each line, with one JSON
+line on stdout, {"status": 0} or {"status": n, "error": line}. What the tool itself prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -27,5 +27,6 @@ def run(arguments: list[str]) -> dict:
 
 
 if __name__ == "__main__":
+    print(json.dumps(dict(status=0)), flush=True)
     for line in sys.stdin:
         print(json.dumps(run(json.loads(line))), flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -99,29 +100,46 @@ class BenchServing:
             f.write(json.dumps(row) + "\n")
         return read_bench(row)
 
+    def start(self) -> None:
+        """Imports the tool, which takes seconds, so that whatever keeps it from running shows before any server starts.
+
+        Raises LoadError.
+        """
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "benchmark.serving.bench_client"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        )
+        self._answer()
+
     def _run(self, arguments: list[str]) -> None:
         if self.process is None:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "benchmark.serving.bench_client"],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self.log,
-                text=True,
-                env=os.environ | {"HF_HUB_OFFLINE": "1"},
-            )
-        self.process.stdin.write(json.dumps(arguments) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise LoadError(f"bench_serving ended with status {self.process.wait()}; see {self.log.name}")
-        answer = json.loads(answer)
+            self.start()
+        try:
+            self.process.stdin.write(json.dumps(arguments) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended, which its answer will say
+        self._answer()
+
+    def _answer(self) -> None:
+        line = self.process.stdout.readline()
+        if not line:
+            status, self.process = self.process.wait(), None
+            said = Path(self.log.name).read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+            raise LoadError(f"bench_serving ended with status {status}: {said[-1][:300]}")
+        answer = json.loads(line)
         if answer["status"]:
             raise LoadError(f"bench_serving: {answer['error']}")
 
     def close(self) -> None:
         if self.process is not None:
-            self.process.stdin.close()  # its loop over lines ends
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()  # its loop over lines ends
             try:
                 self.process.wait(10)
             except subprocess.TimeoutExpired:  # it was interrupted in the middle of a load

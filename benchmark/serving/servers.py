@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +84,7 @@ class Server:
         if not self.on_gpu:
             environment["OMP_NUM_THREADS"] = str(cpu_threads())
         self.start_s = 0.0
+        self.ending: list[psutil.Process] = []
         with log.open("w") as out:
             self.process = subprocess.Popen(
                 [*command(pair), *self.flags, *self._address()],
@@ -136,35 +136,19 @@ class Server:
         """Memory of all its processes; shared pages count once each."""
         return sum(p.memory_info().rss for p in self.family()) / 2**30
 
-    def stop(self) -> float:
-        """SIGTERM, which drains, then the end of whatever is left; returns the seconds that took."""
-        began, family = time.monotonic(), self.family()
+    def drain(self) -> None:
+        """Tells it to end once its requests are answered; `stop` waits for that."""
+        self.ending = self.family()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(STOP_LIMIT)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-        _, alive = psutil.wait_procs(family, timeout=KILL_LIMIT)
+
+    def stop(self) -> None:
+        """After `drain`: waits for its end, and ends whatever is left."""
+        try:
+            self.process.wait(STOP_LIMIT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        _, alive = psutil.wait_procs(self.ending, timeout=KILL_LIMIT)
         for process in alive:
             process.kill()
         self.process.wait(KILL_LIMIT)
-        return time.monotonic() - began
-
-
-@contextmanager
-def serving(start: Start, pair: Pair, streams: int, log: Path):
-    """A server that is ready, and gone afterwards. Raises ServerError, also where it ends before it was told to."""
-    server = Server(start, pair, streams, log)
-    try:
-        server.wait_until_ready()
-        try:
-            yield server
-        except Exception as e:
-            if server.process.poll() is not None:
-                raise ServerError(
-                    f"ended with status {server.process.returncode}: {server.last_words()}"
-                ) from e
-            raise
-    finally:
-        server.stop()

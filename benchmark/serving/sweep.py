@@ -32,7 +32,7 @@ from benchmark.serving.grids import GRIDS, Grid, Load, Start
 from benchmark.serving.loads import BenchServing, LoadError, Repetition, openai_client
 from benchmark.serving.prompts import HELDOUT, UsageError, read_rows, texts
 from benchmark.serving.records import Run
-from benchmark.serving.servers import SERVED_NAME, Pair, Server, ServerError, arguments, serving
+from benchmark.serving.servers import SERVED_NAME, Pair, Server, ServerError, arguments
 
 console = Console(width=120, highlight=False)
 FAILURES = (ServerError, LoadError, openai.APIError, requests.RequestException, TimeoutError)
@@ -82,22 +82,40 @@ class Sweep:
     def run(self, progress: Progress) -> None:
         plan = [(start, self.missing(start)) for start in self.grid.starts()]
         servers = progress.add_task("servers", total=sum(bool(loads) for _, loads in plan))
-        for start, loads in plan:
-            if not loads:
-                continue
-            progress.update(servers, description=f"{start}: starting")
-            log = self.folder / f"{start.slug}.log"
-            try:
-                with serving(start, self.pair, self.streams, log) as server:
+        self.bench.start()
+        draining: Server | None = None
+        try:
+            for start, loads in plan:
+                if not loads:
+                    continue
+                progress.update(servers, description=f"{start}: starting")
+                # The next one imports SGLang, for which it needs no GPU, while the one before it ends.
+                server = Server(start, self.pair, self.streams, self.folder / f"{start.slug}.log")
+                try:
+                    if draining is not None:
+                        draining.stop()
+                    server.wait_until_ready()
                     for load in loads:
                         progress.update(servers, description=f"{start}: {load}")
                         self.one(start, load, server)
-            except FAILURES as e:
-                kept = self.out.with_suffix(f".failed-{start.slug}.log")
-                shutil.copy(log, kept)
-                self.failures.append(f"{start}: {type(e).__name__}: {e}; its server's log: {kept}")
-                progress.console.print("failed:", self.failures[-1], markup=False)
-            progress.advance(servers)
+                except FAILURES as e:
+                    self.failed(start, server, e)
+                finally:
+                    server.drain()
+                    draining = server
+                progress.advance(servers)
+        finally:
+            if draining is not None:
+                draining.stop()
+
+    def failed(self, start: Start, server: Server, error: Exception) -> None:
+        """Keeps the server's log, and says whether the server itself had ended."""
+        kept = self.out.with_suffix(f".failed-{start.slug}.log")
+        shutil.copy(server.log, kept)
+        if not isinstance(error, ServerError) and server.process.poll() is not None:
+            error = ServerError(f"ended with status {server.process.returncode}: {server.last_words()}")
+        self.failures.append(f"{start}: {type(error).__name__}: {error}; its server's log: {kept}")
+        console.print("failed:", self.failures[-1], markup=False)
 
     def one(self, start: Start, load: Load, server: Server) -> None:
         """Warms up, checks the counts, measures, and writes the line."""
@@ -216,7 +234,7 @@ def main(
                     sweep.run(progress)
             finally:
                 sweep.bench.close()
-    except (UsageError, records.RecordError) as e:
+    except (UsageError, records.RecordError, LoadError) as e:
         console.print("error:", str(e), markup=False)
         raise typer.Exit(2) from None
     console.print(f"{out}: {len(records.read(out))} runs; {len(sweep.failures)} failures")

@@ -11,9 +11,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sglang_ddtree_kernel._gdn_triton import inverse_norm, log_decay, sigmoid, silu
+from sglang_ddtree_kernel._gdn_triton import log_decay, sigmoid, silu
+
+L2_SHARE = 32 << 20  # bytes of workspace that stay in the L2 cache beside other traffic
 
 
 @triton.jit
@@ -25,23 +26,21 @@ def _tracked(track_slots, track_steps, request, steps):
 
 
 @triton.jit
-def _window_after(x, x_row, window, window_column, rows, steps, in_channel, COMMITTED: tl.constexpr):
-    """[channels, 4]: the window after `steps` rows; columns from COMMITTED on are padding."""
-    column = tl.arange(0, 4)
-    step = steps + column - COMMITTED
-    wanted = in_channel[:, None] & (column < COMMITTED)[None, :]
-    from_path = (step >= 0)[None, :]
-    row = tl.load(rows + step, mask=(step >= 0) & (column < COMMITTED), other=0)
-    taken = tl.load(x[:, None] + row[None, :] * x_row, mask=wanted & from_path, other=0.0)
-    at = window[:, None] + (steps + column)[None, :] * window_column
-    kept = tl.load(at, mask=wanted & (step < 0)[None, :], other=0.0)
-    return tl.where(from_path, taken.to(kept.dtype), kept)
+def _window_column(at, stride, in_channel, COLUMN: tl.constexpr):
+    """Column COLUMN of [channels, columns] in fp32; zeros where it is negative."""
+    if COLUMN < 0:
+        return tl.zeros(in_channel.shape, tl.float32)
+    else:
+        return tl.load(at + COLUMN * stride, mask=in_channel, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _column(tile, j: tl.constexpr):
-    """Column j of a tile [channels, 4]."""
-    return tl.sum(tl.where(tl.arange(0, 4)[None, :] == j, tile, 0.0), 1)
+def _store_window(at, stride, w0, w1, w2, in_channel, WIDTH: tl.constexpr):
+    if WIDTH > 3:
+        tl.store(at + (WIDTH - 4) * stride, w0, mask=in_channel)
+    if WIDTH > 2:
+        tl.store(at + (WIDTH - 3) * stride, w1, mask=in_channel)
+    tl.store(at + (WIDTH - 2) * stride, w2, mask=in_channel)
 
 
 @triton.jit
@@ -52,11 +51,12 @@ def _path_kernel(
     window_layer, window_slot, window_channel, window_column,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, CHANNELS: tl.constexpr,
     STEPS: tl.constexpr, WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, TRACK: tl.constexpr,
-    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Normalised keys [L, bs, P, H, K], values [L, bs, P, HV, V], gates [L, bs, HV, 2, P]: decay, beta."""
-    if PDL:
-        gdc_launch_dependents()
+    """Normalised keys [L, bs, P, H, K], values [L, bs, P, HV, V], gates [L, bs, HV, 2, P]: decay, beta.
+
+    The window slides along the path in registers, so that every input is loaded once, ahead of its turn, and what
+    is left in the registers after the last token is the window that the pool receives.
+    """
     head, layer_request = tl.program_id(0), tl.program_id(1).to(tl.int64)
     layer, request = layer_request // bs, layer_request % bs
     slot = tl.load(slots + request).to(tl.int64)
@@ -64,84 +64,83 @@ def _path_kernel(
         return
     steps = tl.load(accept_lens + request)
     is_value = head >= 2 * H
-    first = tl.where(is_value, 2 * H * K + (head - 2 * H) * V, head * K)
+    first_channel = tl.where(is_value, 2 * H * K + (head - 2 * H) * V, head * K)
     inside = tl.arange(0, CHANNELS)
     in_channel = inside < tl.where(is_value, V, K)
-    channel = first + inside
+    channel = first_channel + inside
     rows = accepted_rows + request * P
     x = mixed_qkv + layer * x_layer + request * x_request + channel
     windows = conv_states + layer * window_layer + channel.to(tl.int64) * window_channel
     window = windows + slot * window_slot
+    taps = weight + (layer * D + channel) * WIDTH
+    last = steps
+    if TRACK:
+        snapshot_slot, snapshot_step = _tracked(track_slots, track_steps, request, steps)
+        last = tl.where(snapshot_slot >= 0, snapshot_step, steps)
 
-    if head >= H:
-        # Taps and window once, as [channels, 4], which is how they lie in memory.
-        four = tl.arange(0, 4)
-        taps = tl.load(
-            weight + (layer * D + channel)[:, None] * WIDTH + four[None, :],
-            mask=in_channel[:, None] & (four < WIDTH)[None, :],
-            other=0.0,
-        ).to(tl.float32)
-        committed = tl.load(
-            window[:, None] + four[None, :] * window_column,
-            mask=in_channel[:, None] & (four < WIDTH - 1)[None, :],
-            other=0.0,
-        ).to(tl.float32)
-        start_value = tl.zeros([CHANNELS], tl.float32)
-        if HAS_BIAS:
-            start_value += tl.load(bias + layer * D + channel, mask=in_channel, other=0.0).to(tl.float32)
-        for start in range(0, steps, STEPS):
-            step = start + tl.arange(0, STEPS)
-            live = step < steps
-            mask = live[:, None] & in_channel[None, :]
-            y = tl.zeros([STEPS, CHANNELS], tl.float32) + start_value[None, :]
-            for tap in tl.static_range(WIDTH):
-                before = step - (WIDTH - 1 - tap)
-                row = tl.load(rows + before, mask=live & (before >= 0), other=0)
-                taken = tl.load(
-                    x[None, :] + row[:, None] * x_row, mask=mask & (before >= 0)[:, None], other=0.0
-                )
-                if tap < WIDTH - 1:
-                    taken = taken.to(conv_states.dtype.element_ty).to(tl.float32)
-                    for column in tl.static_range(tap, WIDTH - 1):
-                        from_window = (before == column - (WIDTH - 1))[:, None]
-                        taken = tl.where(from_window, _column(committed, column)[None, :], taken)
-                y += taken.to(tl.float32) * _column(taps, tap)[None, :]
+    # Four inputs are on their way at any time, of the last token again where there are no more. Queries are not
+    # needed, only the inputs that their windows keep.
+    first = tl.where(head < H, tl.maximum(last - (WIDTH - 1), 0), 0)
+    x0 = tl.load(x + tl.load(rows + first) * x_row, mask=in_channel, other=0.0)
+    x1 = tl.load(x + tl.load(rows + tl.minimum(first + 1, steps - 1)) * x_row, mask=in_channel, other=0.0)
+    x2 = tl.load(x + tl.load(rows + tl.minimum(first + 2, steps - 1)) * x_row, mask=in_channel, other=0.0)
+    x3 = tl.load(x + tl.load(rows + tl.minimum(first + 3, steps - 1)) * x_row, mask=in_channel, other=0.0)
+    row = tl.load(rows + tl.minimum(first + 4, steps - 1))
+    # The three inputs before the token; those that a narrower window does not hold are zero.
+    w0 = _window_column(window, window_column, in_channel, WIDTH - 4)
+    w1 = _window_column(window, window_column, in_channel, WIDTH - 3)
+    w2 = _window_column(window, window_column, in_channel, WIDTH - 2)
+    tap0 = _window_column(taps, 1, in_channel, WIDTH - 4)
+    tap1 = _window_column(taps, 1, in_channel, WIDTH - 3)
+    tap2 = _window_column(taps, 1, in_channel, WIDTH - 2)
+    tap3 = _window_column(taps, 1, in_channel, WIDTH - 1)
+    start_value = tl.zeros([CHANNELS], tl.float32)
+    if HAS_BIAS:
+        start_value += tl.load(bias + layer * D + channel, mask=in_channel, other=0.0).to(tl.float32)
+
+    if is_value:
+        v_head = head - 2 * H
+        token_step = tl.arange(0, STEPS)
+        live = token_step < steps
+        gate_row = tl.load(rows + token_step, mask=live, other=0)
+        g = log_decay(
+            tl.load(
+                a + layer * a_layer + request * a_request + v_head + gate_row * a_row, mask=live, other=0.0
+            ),
+            tl.load(A_log + layer * HV + v_head),
+            tl.load(dt_bias + layer * HV + v_head),
+        )
+        logit = tl.load(
+            b + layer * b_layer + request * b_request + v_head + gate_row * b_row, mask=live, other=0.0
+        )
+        gate = gates + (layer_request * HV + v_head) * (2 * P) + token_step
+        tl.store(gate, tl.exp(g), mask=live)
+        tl.store(gate + P, sigmoid(logit.to(tl.float32)), mask=live)
+
+    for step in range(first, steps):
+        taken = x0.to(tl.float32)
+        x0, x1, x2 = x1, x2, x3
+        x3 = tl.load(x + row * x_row, mask=in_channel, other=0.0)
+        row = tl.load(rows + tl.minimum(step + 5, steps - 1))
+        if head >= H:
+            y = start_value + w0 * tap0
+            y += w1 * tap1
+            y += w2 * tap2
+            y += taken * tap3
             if SILU:
                 y = silu(y)
             y = y.to(mixed_qkv.dtype.element_ty)  # as decoding hands it on
             token = layer_request * P + step
             if is_value:
-                v_head = head - 2 * H
-                tl.store(values + (token[:, None] * HV + v_head) * V + inside[None, :], y, mask=mask)
-                a_at = a + layer * a_layer + request * a_request + v_head
-                b_at = b + layer * b_layer + request * b_request + v_head
-                row = tl.load(rows + step, mask=live, other=0)
-                g = log_decay(
-                    tl.load(a_at + row * a_row, mask=live, other=0.0),
-                    tl.load(A_log + layer * HV + v_head),
-                    tl.load(dt_bias + layer * HV + v_head),
-                )
-                beta = sigmoid(tl.load(b_at + row * b_row, mask=live, other=0.0).to(tl.float32))
-                gate = gates + (layer_request * HV + v_head) * (2 * P) + step
-                tl.store(gate, tl.exp(g), mask=live)
-                tl.store(gate + P, beta, mask=live)
+                tl.store(values + (token * HV + head - 2 * H) * V + inside, y, mask=in_channel)
             else:
-                key = tl.where(mask, y.to(tl.float32), 0.0)  # channels past K are not the head's
-                key *= inverse_norm(key, eps)[:, None]
-                tl.store(keys + (token[:, None] * H + head - H) * K + inside[None, :], key, mask=mask)
-
-    column = tl.arange(0, 4)[None, :]
-    wanted = (column < WIDTH - 1) & in_channel[:, None]
-    moved = _window_after(x, x_row, window, window_column, rows, steps, in_channel, WIDTH - 1)
-    if TRACK:
-        snapshot_slot, snapshot_step = _tracked(track_slots, track_steps, request, steps)
-        taken_steps, taken = tl.minimum(snapshot_step, steps), in_channel & (snapshot_slot >= 0)
-        snapshot = _window_after(x, x_row, window, window_column, rows, taken_steps, taken, WIDTH - 1)
-        tl.debug_barrier()
-        at = (windows + snapshot_slot * window_slot)[:, None] + column * window_column
-        tl.store(at, snapshot, mask=wanted & (snapshot_slot >= 0))
-    tl.debug_barrier()  # other threads may still read the columns that move
-    tl.store(window[:, None] + column * window_column, moved, mask=wanted)
+                key = tl.where(in_channel, y.to(tl.float32), 0.0)  # channels past K are not the head's
+                key *= 1.0 / tl.sqrt(tl.sum(key * key) + eps)
+                tl.store(keys + (token * H + head - H) * K + inside, key, mask=in_channel)
+        w0, w1, w2 = w1, w2, taken.to(conv_states.dtype.element_ty).to(tl.float32)
+        if TRACK and (step + 1 == snapshot_step) & (snapshot_slot >= 0):
+            _store_window(windows + snapshot_slot * window_slot, window_column, w0, w1, w2, in_channel, WIDTH)
+    _store_window(window, window_column, w0, w1, w2, in_channel, WIDTH)
 
 
 @triton.jit
@@ -149,7 +148,7 @@ def _fold_kernel(
     keys, values, gates, states, slots, accept_lens, track_slots, track_steps,
     bs, P, state_layer, state_slot, state_head, state_v,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    KO: tl.constexpr, KI: tl.constexpr, BV: tl.constexpr, TRACK: tl.constexpr, PDL: tl.constexpr,
+    KO: tl.constexpr, KI: tl.constexpr, BV: tl.constexpr, POLICY: tl.constexpr, TRACK: tl.constexpr,
 ):  # fmt: skip
     """A [BV, K] tile of one state, held as [BV, KO, KI]: a row has few threads, its sum few shuffles."""
     V_BLOCKS: tl.constexpr = (V + BV - 1) // BV
@@ -164,15 +163,13 @@ def _fold_kernel(
     mask = (ov < V)[:, None, None] & (ok < K)[None, :, :]
     states += layer * state_layer + v_head.to(tl.int64) * state_head
     states += ov[:, None, None].to(tl.int64) * state_v + ok[None, :, :]
-    S = tl.load(states + slot * state_slot, mask=mask, other=0.0).to(tl.float32)
+    S = tl.load(states + slot * state_slot, mask=mask, other=0.0, eviction_policy=POLICY).to(tl.float32)
     if TRACK:
         snapshot_slot, snapshot_step = _tracked(track_slots, track_steps, request, steps)
 
     keys += (layer_request * P * H + v_head // (HV // H)) * K + ok
     values += (layer_request * P * HV + v_head) * V + ov
     gates += (layer_request * HV + v_head) * (2 * P)
-    if PDL:
-        gdc_wait()  # all before reads what older launches wrote
     in_key, in_value = ok < K, ov < V
     k = tl.load(keys, mask=in_key, other=0.0)
     v = tl.load(values, mask=in_value, other=0.0)
@@ -190,7 +187,73 @@ def _fold_kernel(
         if TRACK and (step + 1 == snapshot_step) & (snapshot_slot >= 0):
             tl.store(states + snapshot_slot * state_slot, S.to(states.dtype.element_ty), mask=mask)
         k, v, decay, beta = next_k, next_v, next_decay, next_beta
-    tl.store(states + slot * state_slot, S.to(states.dtype.element_ty), mask=mask)
+    tl.store(states + slot * state_slot, S.to(states.dtype.element_ty), mask=mask, eviction_policy=POLICY)
+
+
+@triton.jit
+def _row_sums(x):
+    """Sums of x [G, R, KO, KI] over its last two dimensions: one chain of sums for all that a thread holds."""
+    G: tl.constexpr = x.shape[0]
+    R: tl.constexpr = x.shape[1]
+    KO: tl.constexpr = x.shape[2]
+    KI: tl.constexpr = x.shape[3]
+    x = tl.trans(tl.reshape(x, [G, R, KO, KI // 4, 4]), 0, 1, 3, 2, 4)
+    return tl.sum(tl.sum(tl.reshape(x, [G, R, KI // 4, KO * 4]), 3), 2)
+
+
+@triton.jit
+def _fold_rows_kernel(
+    keys, values, gates, states, slots, accept_lens, track_slots, track_steps,
+    bs, P, state_layer, state_slot, state_head, state_v,
+    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    KO: tl.constexpr, KI: tl.constexpr, G: tl.constexpr, R: tl.constexpr, POLICY: tl.constexpr, TRACK: tl.constexpr,
+):  # fmt: skip
+    """A [G R, K] tile of one state, held as [G, R, KO, KI]: R adjacent rows, 4 adjacent columns to a thread.
+
+    Keys are loaded once per g, which is how the threads that need them hold them: by way of L1 rather than of
+    shared memory and its barriers.
+    """
+    BV: tl.constexpr = G * R
+    V_BLOCKS: tl.constexpr = (V + BV - 1) // BV
+    v_head, layer_request = tl.program_id(0) // V_BLOCKS, tl.program_id(1).to(tl.int64)
+    layer, request = layer_request // bs, layer_request % bs
+    states += v_head.to(tl.int64) * state_head
+    ov = tl.program_id(0) % V_BLOCKS * BV + tl.arange(0, G)[:, None] * R + tl.arange(0, R)[None, :]
+    slot = tl.load(slots + request).to(tl.int64)
+    if slot < 0:
+        return
+    steps = tl.load(accept_lens + request)
+    ok = tl.arange(0, KO)[:, None] * KI + tl.arange(0, KI)[None, :]
+    in_key, in_value = tl.broadcast_to((ok < K)[None, :, :], [G, KO, KI]), ov < V
+    mask = in_value[:, :, None, None] & in_key[:, None, :, :]
+    states += layer * state_layer
+    states += ov[:, :, None, None].to(tl.int64) * state_v + ok[None, None, :, :]
+    S = tl.load(states + slot * state_slot, mask=mask, other=0.0, eviction_policy=POLICY).to(tl.float32)
+    if TRACK:
+        snapshot_slot, snapshot_step = _tracked(track_slots, track_steps, request, steps)
+
+    keys += (layer_request * P * H + v_head // (HV // H)) * K + tl.broadcast_to(ok[None, :, :], [G, KO, KI])
+    values += (layer_request * P * HV + v_head) * V + ov
+    gates += (layer_request * HV + v_head) * (2 * P)
+    k = tl.load(keys, mask=in_key, other=0.0)
+    v = tl.load(values, mask=in_value, other=0.0)
+    decay, beta = tl.load(gates), tl.load(gates + P)
+    for step in range(0, steps):
+        # The next token's loads need not wait for this token's arithmetic. One past the last is read, not used.
+        keys += H * K
+        values += HV * V
+        gates += 1
+        next_k = tl.load(keys, mask=in_key, other=0.0)
+        next_v = tl.load(values, mask=in_value, other=0.0)
+        next_decay, next_beta = tl.load(gates), tl.load(gates + P)
+        S *= decay
+        u = (v.to(tl.float32) - _row_sums(S * k[:, None, :, :])) * beta
+        S += u[:, :, None, None] * k[:, None, :, :]
+        S = S.to(states.dtype.element_ty).to(tl.float32)  # decoding stores every token's state
+        if TRACK and (step + 1 == snapshot_step) & (snapshot_slot >= 0):
+            tl.store(states + snapshot_slot * state_slot, S.to(states.dtype.element_ty), mask=mask)
+        k, v, decay, beta = next_k, next_v, next_decay, next_beta
+    tl.store(states + slot * state_slot, S.to(states.dtype.element_ty), mask=mask, eviction_policy=POLICY)
 
 
 def gdn_commit_triton(
@@ -216,12 +279,13 @@ def gdn_commit_triton(
     value_rows: int = 32,
     key_lanes: int = 32,
     num_warps: int = 2,
-    path_steps: int = 4,
-    path_warps: int = 2,
-    dependent: bool = False,
+    path_registers: int = 64,
+    adjacent: bool = False,
+    stream: bool | None = None,
 ) -> None:
-    """`gdn_commit` in two launches; the last arguments tune it. If `dependent`, the second starts during the first
-    (compute capability 9.0 and above).
+    """`gdn_commit` in two launches; the last arguments tune it.
+
+    stream: states do not displace the workspace in the L2 cache; by default where it fits there.
 
     Workspace per layer, request and accepted row: H K keys in fp32, HV V values in their dtype, 2 HV gates.
     """
@@ -232,10 +296,13 @@ def gdn_commit_triton(
     H, K, (HV, V), P = num_k_heads, head_k_dim, states.shape[2:4], accepted_rows.shape[1]
     if L * bs * P == 0:
         return
-    keys = mixed_qkv.new_empty(L, bs, P, H, K, dtype=torch.float32)
-    values = mixed_qkv.new_empty(L, bs, P, HV, V)
-    gates = mixed_qkv.new_empty(L, bs, HV, 2, P, dtype=torch.float32)
-    common = dict(H=H, HV=HV, K=K, V=V, TRACK=track_slots is not None, PDL=dependent)
+    # One token more than is written: the fold reads one past the last, and does not use it.
+    keys = mixed_qkv.new_empty((L * bs * P + 1) * H * K, dtype=torch.float32)
+    values = mixed_qkv.new_empty((L * bs * P + 1) * HV * V)
+    gates = mixed_qkv.new_empty(L * bs * HV * 2 * P + 1, dtype=torch.float32)
+    common = dict(H=H, HV=HV, K=K, V=V, TRACK=track_slots is not None)
+    if stream is None:
+        stream = sum(x.numel() * x.element_size() for x in (keys, values, gates)) <= L2_SHARE
     _path_kernel[(2 * H + HV, L * bs)](
         mixed_qkv,
         a,
@@ -262,14 +329,39 @@ def gdn_commit_triton(
         *b.stride()[:3],
         *conv_states.stride(),
         CHANNELS=triton.next_power_of_2(max(K, V)),
-        STEPS=path_steps,
+        STEPS=triton.next_power_of_2(P),
         WIDTH=conv_weight.shape[2],
         HAS_BIAS=conv_bias is not None,
         SILU=activation == "silu",
-        num_warps=path_warps,
+        num_warps=1,
+        maxnreg=path_registers,
         **common,
     )
     K_PAD = max(key_lanes, triton.next_power_of_2(K))
+    common["POLICY"] = "evict_first" if stream else ""
+    if adjacent:
+        groups = num_warps * 128 // key_lanes
+        rows = max(1, value_rows // groups)
+        _fold_rows_kernel[(HV * triton.cdiv(V, groups * rows), L * bs)](
+            keys,
+            values,
+            gates,
+            states,
+            slots,
+            accept_lens,
+            track_slots,
+            track_steps,
+            bs,
+            P,
+            *states.stride()[:4],
+            KO=K_PAD // key_lanes,
+            KI=key_lanes,
+            G=groups,
+            R=rows,
+            num_warps=num_warps,
+            **common,
+        )
+        return
     BV = min(value_rows, triton.next_power_of_2(V))
     _fold_kernel[(HV * triton.cdiv(V, BV), L * bs)](
         keys,
@@ -287,6 +379,5 @@ def gdn_commit_triton(
         KI=key_lanes,
         BV=BV,
         num_warps=num_warps,
-        **(dict(launch_pdl=True) if dependent else {}),
         **common,
     )

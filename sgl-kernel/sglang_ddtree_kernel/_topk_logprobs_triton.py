@@ -17,6 +17,9 @@ from sglang_ddtree_kernel.reference.topk_logprobs import ShardTopK
 NO_ID = tl.constexpr(0x7FFFFFFF)
 NOTHING = tl.constexpr(-0x80000000)
 LOG2E = tl.constexpr(1.4426950408889634)
+MANY_ROWS = (
+    64  # from here on, longer blocks: the pass is bound by memory, and the search by the number of blocks
+)
 
 
 @triton.jit
@@ -54,6 +57,7 @@ def _pass_kernel(
     block_lse_out,
     vocab,
     row_stride,
+    ROW_BLOCKS: tl.constexpr,
     ALIGNED: tl.constexpr,
     GROUP: tl.constexpr,
     STEPS: tl.constexpr,
@@ -61,33 +65,29 @@ def _pass_kernel(
     VECTOR: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Maxima of groups [R, blocks, BLOCK / GROUP] and of blocks [R, blocks], and log-sum-exps of blocks."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    """Maxima of groups [R, ROW_BLOCKS, BLOCK / GROUP] and of blocks [R, ROW_BLOCKS], and log-sum-exps of blocks."""
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     BLOCK: tl.constexpr = STEPS * LANES * VECTOR
     STEP_GROUPS: tl.constexpr = LANES * VECTOR // GROUP
-    vector_column = block * BLOCK + (
-        (tl.arange(0, STEPS) * (LANES * VECTOR))[:, None, None]
-        + (tl.arange(0, LANES) * VECTOR)[None, :, None]
-    )
+    out = row * ROW_BLOCKS + block
+    # Threads are dealt along the first dimension, so all steps of a lane are one thread's.
+    lane_column = tl.arange(0, LANES)[:, None, None] * VECTOR
+    vector_column = block * BLOCK + tl.arange(0, STEPS)[None, :, None] * (LANES * VECTOR) + lane_column
     column = vector_column + tl.arange(0, VECTOR)[None, None, :]
     # One comparison for a whole vector where the row's end cannot fall into one.
-    inside = tl.broadcast_to(vector_column < vocab, [STEPS, LANES, VECTOR]) if ALIGNED else column < vocab
+    inside = tl.broadcast_to(vector_column < vocab, [LANES, STEPS, VECTOR]) if ALIGNED else column < vocab
     x = tl.load(logits + row * row_stride + column, mask=inside, other=-float("inf"))
+    if PDL:
+        gdc_launch_dependents()
     x32 = x.to(tl.float32)
-
-    out = row * tl.num_programs(0) + block
-    step_max = tl.max(x32, 2)
-    group_max = tl.max(tl.reshape(step_max, [STEPS, STEP_GROUPS, GROUP // VECTOR]), 2)
-    group = tl.arange(0, STEPS)[:, None] * STEP_GROUPS + tl.arange(0, STEP_GROUPS)[None, :]
+    vector_max = tl.max(x32, 2)
+    group_max = tl.max(tl.reshape(vector_max, [STEP_GROUPS, GROUP // VECTOR, STEPS]), 1)
+    group = tl.arange(0, STEPS)[None, :] * STEP_GROUPS + tl.arange(0, STEP_GROUPS)[:, None]
     tl.store(group_max_out + out * (BLOCK // GROUP) + group, group_max.to(x.dtype))
-
     # Every lane sums relative to its own maximum, so that no lane waits for another before the end.
-    lane_max = tl.max(step_max, 0)
+    lane_max = tl.max(vector_max, 1)
     base = tl.where(lane_max == -float("inf"), 0.0, lane_max) * LOG2E
-    lane_sum = tl.sum(tl.sum(tl.exp2(x32 * LOG2E - base[None, :, None]), 2), 0)
+    lane_sum = tl.sum(tl.sum(tl.exp2(x32 * LOG2E - base[:, None, None]), 2), 1)
     block_max = tl.max(lane_max)
     block_base = tl.where(block_max == -float("inf"), 0.0, block_max) * LOG2E
     total = tl.sum(lane_sum * tl.exp2(base - block_base))
@@ -131,6 +131,29 @@ def _best_units(maxima, unit, inside, limit, place, K: tl.constexpr):
 
 
 @triton.jit
+def _best_columns(x, groups, exists, place, K: tl.constexpr, GROUP: tl.constexpr):
+    """Values in fp32 and numbers of the K best columns of `groups`, for 16-bit x [K_PAD, GROUP].
+
+    A column's place among those at hand, in the order of ids, has few enough bits to share an integer with its value,
+    so that a round is one maximum; of equal values the smaller id wins.
+    """
+    rank = tl.sum((groups[:, None] > groups[None, :]).to(tl.int32), 1)
+    key = tl.where(exists, _key(x, rank[:, None] * GROUP + tl.arange(0, GROUP)[None, :]), NOTHING)
+    best = tl.zeros_like(place)
+    for i in range(K):
+        top = tl.max(key)
+        best = tl.where(place == i, top, best)
+        key = tl.where(key == top, NOTHING, key)
+    among = 0xFFFF - (best & 0xFFFF)
+    # The group that has this rank: no two that exist have the same.
+    has_rank = rank[None, :] == (among // GROUP)[:, None]
+    group = tl.sum(tl.where(has_rank & (place < K)[None, :], groups[None, :], 0), 1)
+    ordered = best >> 16
+    bits = (ordered ^ ((ordered >> 15) & 0x7FFF)).to(tl.int16)
+    return bits.to(x.dtype, bitcast=True).to(tl.float32), group * GROUP + among % GROUP
+
+
+@triton.jit
 def _search_kernel(
     logits,
     group_max,
@@ -143,41 +166,45 @@ def _search_kernel(
     row_stride,
     vocab_offset,
     num_blocks,
+    ROW_BLOCKS: tl.constexpr,
     K: tl.constexpr,
     K_PAD: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
-    BLOCKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One row: its K best blocks, the K best groups of those, and the K best columns of those."""
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, K_PAD)
+    row, place = tl.program_id(0).to(tl.int64), tl.arange(0, K_PAD)
     used = (place < K)[:, None]
 
-    block = tl.arange(0, BLOCKS)
+    # Whole vectors, past the row's last block too: what lies there is not used.
+    block = tl.arange(0, ROW_BLOCKS)
     exists = block < num_blocks
-    maxima = tl.load(block_max + row * num_blocks + block, mask=exists, other=0.0)
-    lse = tl.load(block_lse + row * num_blocks + block, mask=exists, other=-float("inf"))
+    maxima = tl.load(block_max + row * ROW_BLOCKS + block)
+    lse = tl.where(exists, tl.load(block_lse + row * ROW_BLOCKS + block), -float("inf"))
     blocks = _best_units(maxima, block, exists, num_blocks, place, K)
 
     group = blocks[:, None] * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)[None, :]
     num_groups = num_blocks * BLOCK_GROUPS
     exists = used & (group < num_groups)
-    maxima = tl.load(group_max + row * num_groups + group, mask=exists, other=0.0)
+    maxima = tl.load(group_max + row * (ROW_BLOCKS * BLOCK_GROUPS) + group, mask=exists, other=0.0)
     tl.store(lse_out + row, _log_sum_exp(lse))  # while the maxima are on their way
     groups = _best_units(maxima, group, exists, num_groups, place, K)
 
     column = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     exists = used & (column < vocab)
-    x = tl.load(logits + row * row_stride + column, mask=exists, other=0.0).to(tl.float32)
-    best_high, best_low = _best_pairs(tl.where(exists, _ordered(x), NOTHING), ~column, place, K)
+    x = tl.load(logits + row * row_stride + column, mask=exists, other=0.0)
+    if x.dtype.primitive_bitwidth == 16:
+        best_value, best_column = _best_columns(x, groups, exists, place, K, GROUP)
+    else:
+        high = tl.where(exists, _ordered(x), NOTHING)
+        best_high, best_low = _best_pairs(high, ~column, place, K)
+        best_value, best_column = _value(best_high), ~best_low
     out = row * K + place
-    tl.store(values_out + out, _value(best_high), mask=place < K)
-    tl.store(ids_out + out, (~best_low + vocab_offset).to(tl.int64), mask=place < K)
+    tl.store(values_out + out, best_value, mask=place < K)
+    tl.store(ids_out + out, (best_column + vocab_offset).to(tl.int64), mask=place < K)
 
 
 @triton.jit
@@ -217,19 +244,21 @@ def topk_logprobs_triton(
     vocab_offset: int = 0,
     *,
     group: int = 32,
-    steps: int = 4,
+    steps: int | None = None,
     lanes: int = 32,
     dependent: bool = False,
 ) -> ShardTopK:
     """`topk_logprobs` in two launches that read the logits once; ids must stay below 2^31 - 1.
 
     The last arguments tune it: columns of a group; a block is steps x lanes x 16 bytes of a row, read by one warp;
-    whether launches start while the ones before them run (compute capability 9.0 and above).
+    whether the search is launched while the pass runs (compute capability 9.0 and above).
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     num_rows, vocab = logits.shape
     vector = 16 // logits.element_size()
+    if steps is None:
+        steps = 4 if num_rows < MANY_ROWS else 8
     block = steps * lanes * vector
     num_blocks, block_groups = triton.cdiv(vocab, block), block // group
     if num_blocks * block_groups > 1 << 16:
@@ -241,10 +270,10 @@ def topk_logprobs_triton(
     )
     if not num_rows:
         return out
-    group_max = logits.new_empty(num_rows, num_blocks, block_groups)
-    block_max = logits.new_empty(num_rows, num_blocks)
-    block_lse = logits.new_empty(num_rows, num_blocks, dtype=torch.float32)
-    overlap = dict(PDL=True, launch_pdl=True) if dependent else dict(PDL=False)
+    row_blocks = triton.next_power_of_2(num_blocks)
+    group_max = logits.new_empty(num_rows, row_blocks, block_groups)
+    block_max = logits.new_empty(num_rows, row_blocks)
+    block_lse = logits.new_empty(num_rows, row_blocks, dtype=torch.float32)
     _pass_kernel[(num_blocks, num_rows)](
         logits,
         group_max,
@@ -252,13 +281,14 @@ def topk_logprobs_triton(
         block_lse,
         vocab,
         logits.stride(0),
+        ROW_BLOCKS=row_blocks,
         ALIGNED=vocab % vector == 0,
         GROUP=group,
         STEPS=steps,
         LANES=lanes,
         VECTOR=vector,
+        PDL=dependent,
         num_warps=1,
-        **overlap,
     )
     _search_kernel[(num_rows,)](
         logits,
@@ -270,13 +300,14 @@ def topk_logprobs_triton(
         logits.stride(0),
         vocab_offset,
         num_blocks,
+        ROW_BLOCKS=row_blocks,
         K=k,
         K_PAD=triton.next_power_of_2(k),
         GROUP=group,
         BLOCK_GROUPS=block_groups,
-        BLOCKS=triton.next_power_of_2(num_blocks),
+        PDL=dependent,
         num_warps=1,  # a maximum over one warp needs no barrier, and the search is nothing but such maxima
-        **overlap,
+        **(dict(launch_pdl=True) if dependent else {}),
     )
     return out
 

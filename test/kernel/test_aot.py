@@ -55,12 +55,12 @@ def launch_gdn(capability: int) -> None:
                     empty(bs, HV, V, K, dtype=pool), ints(bs), longs(bs, n, -(-n // 64)), H, K,
                 )  # fmt: skip
     for pool in ("float32", "bfloat16"):
-        for track, dependent in ((None, False), (ints(8), False), (ints(8), True)):
+        for track, adjacent in ((None, False), (ints(8), False), (ints(8), True)):
             gates = empty(4, 8, 16, HV)
             gdn_commit_triton(
                 empty(4, 8, 16, dim), gates, gates, empty(4, dim, 4), None, fp32(4, HV), fp32(4, HV),
                 empty(4, 9, HV, V, K, dtype=pool), empty(4, 9, dim, 3), ints(8), ints(8, 16), ints(8),
-                H, K, track, track, dependent=dependent,
+                H, K, track, track, adjacent=adjacent,
             )  # fmt: skip
     for n in (16, 64):
         inputs = empty(9, dim, 3), ints(8), empty(dim, 4), None, ints(8, n)

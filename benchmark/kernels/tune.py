@@ -35,18 +35,15 @@ from benchmark.kernels.timing import CAP, ROTATION_BYTES, VOCAB, measure
 
 ROUNDS = {
     "gdn_commit": [
-        [{}, dict(adjacent=True)],  # the fold: keys by way of shared memory, or of L1
         [{}, dict(stream=True), dict(stream=False)],
         [{}, dict(path_registers=96), dict(path_registers=128)],
-        [{}, dict(value_rows=16, num_warps=1), dict(value_rows=64, num_warps=4)],
+        [{}, dict(value_rows=32, num_warps=1), dict(value_rows=32, num_warps=2)],
     ],
     "topk_logprobs": [
-        [{}, dict(dependent=True)],
         [{}, dict(steps=2), dict(steps=4), dict(steps=8), dict(steps=16)],
         [{}, dict(group=64), dict(group=16)],
     ],
     "greedy_tokens": [
-        [{}, dict(dependent=True)],
         [
             {},
             dict(block=2048, num_warps=4),

@@ -56,8 +56,9 @@ class Load:
 class Grid:
     """starts x loads, each load repeated. leaky_budgets and leaky_cap: trees whose siblings share recurrent state.
 
-    thrifty: plain decoding, the slowest, gets no sampled traffic (its step does not depend on the temperature), and
-    leaky trees only the greedy one of fewest streams; the OpenAI client goes to chain and trees.
+    thrifty: what takes long and matters little is left out. Plain decoding's step depends on neither text nor
+    temperature: a quarter of the requests at one stream, none sampled. Sampled traffic gets half of the requests, leaky
+    trees only the greedy traffic of fewest streams, and the OpenAI client is for the others.
     """
 
     budgets: tuple[int, ...]
@@ -84,14 +85,17 @@ class Grid:
     def loads(self, start: Start) -> list[Load]:
         """All traffic through bench_serving, and the greedy one of most streams through the plain OpenAI client too."""
 
+        plain, leaky = (self.thrifty and start.method == method for method in (PLAIN, LEAKY))
+
         def load(client: str, temperature: float, concurrency: int) -> Load:
-            requests = max(self.at_least, self.per_stream * concurrency)
+            share = 4 if plain else 2 if self.thrifty and temperature > 0 else 1
+            requests = max(1, self.at_least // share, self.per_stream * concurrency)
             return Load(client, temperature, concurrency, requests, self.tokens)
 
         greedy = [t for t in self.traffic if t[0] == 0]
-        if self.thrifty and start.method == LEAKY:
+        if leaky:
             return [load("bench_serving", *min(greedy))]
-        if self.thrifty and start.method == PLAIN:
+        if plain:
             return [load("bench_serving", *t) for t in greedy]
         return [load("bench_serving", *t) for t in self.traffic] + [load("openai", *max(greedy))]
 
@@ -101,7 +105,7 @@ class Grid:
 
 BUDGETS = (15, 16, 31, 32, 64, 128, 256)
 GRIDS = {
-    # Meant for ten minutes on one GPU at the 27B shape: seven starts, and four minutes and a half of requests.
+    # Ten minutes on one GPU at the 27B shape: seven starts of about 20 s, and five minutes of requests.
     "quick": Grid(
         budgets=(15, 31, 64),
         caps=(8,),
@@ -109,10 +113,10 @@ GRIDS = {
         leaky_cap=8,
         traffic=((0.0, 1), (0.0, 8), (0.7, 1)),
         tps=(1,),
-        tokens=256,
+        tokens=320,
         repeats=3,
         per_stream=1,
-        at_least=3,
+        at_least=4,
         thrifty=True,
     ),
     "full": Grid(

@@ -41,8 +41,8 @@ FAILURES = (ServerError, LoadError, openai.APIError, requests.RequestException, 
 class Sweep:
     """A grid on one pair.
 
-    prompts: texts from the file `origin`; a load takes the first ones, over again where it needs more. folder: for what
-    need not stay.
+    prompts: texts from the file `origin`; a load takes them evenly spread, over again where it needs more. folder: for
+    what need not stay.
     """
 
     def __init__(
@@ -78,6 +78,11 @@ class Sweep:
 
     def missing(self, start: Start) -> list[Load]:
         return [x for x in self.grid.loads(start) if records.key(**self.identity(start, x)) not in self.done]
+
+    def spread(self, number: int) -> list[str]:
+        """So many prompts, evenly from all of the file: neighbours there resemble each other."""
+        every = max(1, len(self.prompts) // number)
+        return [self.prompts[i * every % len(self.prompts)] for i in range(number)]
 
     def run(self, progress: Progress) -> None:
         plan = [(start, self.missing(start)) for start in self.grid.starts()]
@@ -119,7 +124,7 @@ class Sweep:
 
     def one(self, start: Start, load: Load, server: Server) -> None:
         """Warms up, checks the counts, measures, and writes the line."""
-        chosen = [self.prompts[i % len(self.prompts)] for i in range(load.requests)]
+        chosen = self.spread(load.requests)
         before = acceptance.counts(server.base)
         told = acceptance.generate(server.base, chosen, load.temperature, load.tokens, load.concurrency)
         warm = acceptance.counts(server.base, before.requests + load.requests)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -18,11 +17,8 @@ def _first_greatest(x, column):
 
 
 @triton.jit
-def _part_kernel(logits, greatest_out, column_out, vocab, row_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _part_kernel(logits, greatest_out, column_out, vocab, row_stride, BLOCK: tl.constexpr):
     """Greatest logit fp32 [R, parts] of BLOCK columns, and its column int32 [R, parts]."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column = part * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * row_stride + column, mask=column < vocab, other=-float("inf"))
@@ -33,11 +29,8 @@ def _part_kernel(logits, greatest_out, column_out, vocab, row_stride, BLOCK: tl.
 
 
 @triton.jit
-def _merge_kernel(greatest, column, tokens_out, parts, PARTS: tl.constexpr, PDL: tl.constexpr):
+def _merge_kernel(greatest, column, tokens_out, parts, PARTS: tl.constexpr):
     """One row of [R, parts]; parts stand in the order of their columns."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
     inside = part < parts
     x = tl.load(greatest + row * parts + part, mask=inside, other=-float("inf"))
@@ -46,14 +39,8 @@ def _merge_kernel(greatest, column, tokens_out, parts, PARTS: tl.constexpr, PDL:
     tl.store(tokens_out + row, token.to(tl.int64))
 
 
-def argmax_triton(
-    logits: torch.Tensor, *, block: int = 4096, num_warps: int = 4, dependent: bool = False
-) -> torch.Tensor:
-    """`greedy_tokens` in two launches that read the logits once.
-
-    The last arguments tune it: columns and warps of a program; whether launches start while the ones before them run
-    (compute capability 9.0 and above).
-    """
+def argmax_triton(logits: torch.Tensor, *, block: int = 4096, num_warps: int = 4) -> torch.Tensor:
+    """`greedy_tokens` in two launches that read the logits once. block, num_warps: columns and warps of a program."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     num_rows, vocab = logits.shape
@@ -63,11 +50,10 @@ def argmax_triton(
     parts = triton.cdiv(vocab, block)
     greatest = logits.new_empty(num_rows, parts, dtype=torch.float32)
     column = logits.new_empty(num_rows, parts, dtype=torch.int32)
-    overlap = dict(PDL=True, launch_pdl=True) if dependent else dict(PDL=False)
     _part_kernel[(parts, num_rows)](
-        logits, greatest, column, vocab, logits.stride(0), BLOCK=block, num_warps=num_warps, **overlap
+        logits, greatest, column, vocab, logits.stride(0), BLOCK=block, num_warps=num_warps
     )
     _merge_kernel[(num_rows,)](
-        greatest, column, tokens, parts, PARTS=triton.next_power_of_2(parts), num_warps=1, **overlap
+        greatest, column, tokens, parts, PARTS=triton.next_power_of_2(parts), num_warps=1
     )
     return tokens

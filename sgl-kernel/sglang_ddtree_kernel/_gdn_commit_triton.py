@@ -144,53 +144,6 @@ def _path_kernel(
 
 
 @triton.jit
-def _fold_kernel(
-    keys, values, gates, states, slots, accept_lens, track_slots, track_steps,
-    bs, P, state_layer, state_slot, state_head, state_v,
-    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    KO: tl.constexpr, KI: tl.constexpr, BV: tl.constexpr, POLICY: tl.constexpr, TRACK: tl.constexpr,
-):  # fmt: skip
-    """A [BV, K] tile of one state, held as [BV, KO, KI]: a row has few threads, its sum few shuffles."""
-    V_BLOCKS: tl.constexpr = (V + BV - 1) // BV
-    v_head, layer_request = tl.program_id(0) // V_BLOCKS, tl.program_id(1).to(tl.int64)
-    layer, request = layer_request // bs, layer_request % bs
-    slot = tl.load(slots + request).to(tl.int64)
-    if slot < 0:
-        return
-    steps = tl.load(accept_lens + request)
-    ov = tl.program_id(0) % V_BLOCKS * BV + tl.arange(0, BV)
-    ok = tl.arange(0, KO)[:, None] * KI + tl.arange(0, KI)[None, :]
-    mask = (ov < V)[:, None, None] & (ok < K)[None, :, :]
-    states += layer * state_layer + v_head.to(tl.int64) * state_head
-    states += ov[:, None, None].to(tl.int64) * state_v + ok[None, :, :]
-    S = tl.load(states + slot * state_slot, mask=mask, other=0.0, eviction_policy=POLICY).to(tl.float32)
-    if TRACK:
-        snapshot_slot, snapshot_step = _tracked(track_slots, track_steps, request, steps)
-
-    keys += (layer_request * P * H + v_head // (HV // H)) * K + ok
-    values += (layer_request * P * HV + v_head) * V + ov
-    gates += (layer_request * HV + v_head) * (2 * P)
-    in_key, in_value = ok < K, ov < V
-    k = tl.load(keys, mask=in_key, other=0.0)
-    v = tl.load(values, mask=in_value, other=0.0)
-    decay, beta = tl.load(gates), tl.load(gates + P)
-    for step in range(0, steps):
-        # The next token's loads need not wait for this token's arithmetic. The last token loads itself again.
-        following = tl.minimum(step + 1, steps - 1)
-        next_k = tl.load(keys + following * (H * K), mask=in_key, other=0.0)
-        next_v = tl.load(values + following * (HV * V), mask=in_value, other=0.0)
-        next_decay, next_beta = tl.load(gates + following), tl.load(gates + P + following)
-        S *= decay
-        u = (v.to(tl.float32) - tl.sum(tl.sum(S * k[None, :, :], 1), 1)) * beta
-        S += u[:, None, None] * k[None, :, :]
-        S = S.to(states.dtype.element_ty).to(tl.float32)  # decoding stores every token's state
-        if TRACK and (step + 1 == snapshot_step) & (snapshot_slot >= 0):
-            tl.store(states + snapshot_slot * state_slot, S.to(states.dtype.element_ty), mask=mask)
-        k, v, decay, beta = next_k, next_v, next_decay, next_beta
-    tl.store(states + slot * state_slot, S.to(states.dtype.element_ty), mask=mask, eviction_policy=POLICY)
-
-
-@triton.jit
 def _row_sums(x):
     """Sums of x [G, R, KO, KI] over its last two dimensions: one chain of sums for all that a thread holds."""
     G: tl.constexpr = x.shape[0]
@@ -202,7 +155,7 @@ def _row_sums(x):
 
 
 @triton.jit
-def _fold_rows_kernel(
+def _fold_kernel(
     keys, values, gates, states, slots, accept_lens, track_slots, track_steps,
     bs, P, state_layer, state_slot, state_head, state_v,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
@@ -276,11 +229,10 @@ def gdn_commit_triton(
     *,
     activation: str | None = "silu",
     eps: float = 1e-6,
-    value_rows: int = 32,
+    value_rows: int = 16,
     key_lanes: int = 32,
-    num_warps: int = 2,
+    num_warps: int = 1,
     path_registers: int = 64,
-    adjacent: bool = False,
     stream: bool | None = None,
 ) -> None:
     """`gdn_commit` in two launches; the last arguments tune it.
@@ -338,32 +290,9 @@ def gdn_commit_triton(
         **common,
     )
     K_PAD = max(key_lanes, triton.next_power_of_2(K))
-    common["POLICY"] = "evict_first" if stream else ""
-    if adjacent:
-        groups = num_warps * 128 // key_lanes
-        rows = max(1, value_rows // groups)
-        _fold_rows_kernel[(HV * triton.cdiv(V, groups * rows), L * bs)](
-            keys,
-            values,
-            gates,
-            states,
-            slots,
-            accept_lens,
-            track_slots,
-            track_steps,
-            bs,
-            P,
-            *states.stride()[:4],
-            KO=K_PAD // key_lanes,
-            KI=key_lanes,
-            G=groups,
-            R=rows,
-            num_warps=num_warps,
-            **common,
-        )
-        return
-    BV = min(value_rows, triton.next_power_of_2(V))
-    _fold_kernel[(HV * triton.cdiv(V, BV), L * bs)](
+    groups = num_warps * 128 // key_lanes  # a warp's threads hold 4 columns each
+    rows = max(1, value_rows // groups)
+    _fold_kernel[(HV * triton.cdiv(V, groups * rows), L * bs)](
         keys,
         values,
         gates,
@@ -377,7 +306,9 @@ def gdn_commit_triton(
         *states.stride()[:4],
         KO=K_PAD // key_lanes,
         KI=key_lanes,
-        BV=BV,
+        G=groups,
+        R=rows,
+        POLICY="evict_first" if stream else "",
         num_warps=num_warps,
         **common,
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sglang_ddtree_kernel.reference.topk_logprobs import ShardTopK
 
@@ -63,7 +62,6 @@ def _pass_kernel(
     STEPS: tl.constexpr,
     LANES: tl.constexpr,
     VECTOR: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """Maxima of groups [R, ROW_BLOCKS, BLOCK / GROUP] and of blocks [R, ROW_BLOCKS], and log-sum-exps of blocks."""
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -77,8 +75,6 @@ def _pass_kernel(
     # One comparison for a whole vector where the row's end cannot fall into one.
     inside = tl.broadcast_to(vector_column < vocab, [LANES, STEPS, VECTOR]) if ALIGNED else column < vocab
     x = tl.load(logits + row * row_stride + column, mask=inside, other=-float("inf"))
-    if PDL:
-        gdc_launch_dependents()
     x32 = x.to(tl.float32)
     vector_max = tl.max(x32, 2)
     group_max = tl.max(tl.reshape(vector_max, [STEP_GROUPS, GROUP // VECTOR, STEPS]), 1)
@@ -171,11 +167,8 @@ def _search_kernel(
     K_PAD: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """One row: its K best blocks, the K best groups of those, and the K best columns of those."""
-    if PDL:
-        gdc_wait()
     row, place = tl.program_id(0).to(tl.int64), tl.arange(0, K_PAD)
     used = (place < K)[:, None]
 
@@ -246,12 +239,10 @@ def topk_logprobs_triton(
     group: int = 32,
     steps: int | None = None,
     lanes: int = 32,
-    dependent: bool = False,
 ) -> ShardTopK:
     """`topk_logprobs` in two launches that read the logits once; ids must stay below 2^31 - 1.
 
-    The last arguments tune it: columns of a group; a block is steps x lanes x 16 bytes of a row, read by one warp;
-    whether the search is launched while the pass runs (compute capability 9.0 and above).
+    The last arguments tune it: columns of a group; a block is steps x lanes x 16 bytes of a row, read by one warp.
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()
@@ -287,7 +278,6 @@ def topk_logprobs_triton(
         STEPS=steps,
         LANES=lanes,
         VECTOR=vector,
-        PDL=dependent,
         num_warps=1,
     )
     _search_kernel[(num_rows,)](
@@ -305,9 +295,7 @@ def topk_logprobs_triton(
         K_PAD=triton.next_power_of_2(k),
         GROUP=group,
         BLOCK_GROUPS=block_groups,
-        PDL=dependent,
         num_warps=1,  # a maximum over one warp needs no barrier, and the search is nothing but such maxima
-        **(dict(launch_pdl=True) if dependent else {}),
     )
     return out
 

@@ -55,12 +55,12 @@ def launch_gdn(capability: int) -> None:
                     empty(bs, HV, V, K, dtype=pool), ints(bs), longs(bs, n, -(-n // 64)), H, K,
                 )  # fmt: skip
     for pool in ("float32", "bfloat16"):
-        for track, adjacent in ((None, False), (ints(8), False), (ints(8), True)):
-            gates = empty(4, 8, 16, HV)
+        for track, bs in ((None, 8), (ints(8), 8), (None, 1)):
+            gates = empty(48, bs, 16, HV)
             gdn_commit_triton(
-                empty(4, 8, 16, dim), gates, gates, empty(4, dim, 4), None, fp32(4, HV), fp32(4, HV),
-                empty(4, 9, HV, V, K, dtype=pool), empty(4, 9, dim, 3), ints(8), ints(8, 16), ints(8),
-                H, K, track, track, adjacent=adjacent,
+                empty(48, bs, 16, dim), gates, gates, empty(48, dim, 4), None, fp32(48, HV), fp32(48, HV),
+                empty(48, 9, HV, V, K, dtype=pool), empty(48, 9, dim, 3), ints(bs), ints(bs, 16), ints(bs),
+                H, K, track, track,
             )  # fmt: skip
     for n in (16, 64):
         inputs = empty(9, dim, 3), ints(8), empty(dim, 4), None, ints(8, n)
@@ -101,12 +101,11 @@ def launch_tree() -> None:
     from sglang_ddtree_kernel.compact_kv import MAX_MOVES, KvPools, compact_kv_triton
 
     for dtype in ("float32", "bfloat16", "float16"):
-        for dependent in (False, True):
-            argmax_triton(empty(64, 248_320, dtype=dtype), dependent=dependent)
+        argmax_triton(empty(64, 248_320, dtype=dtype))
     for k in (1, 8, 32):
         for dtype in ("bfloat16", "float32"):
-            for dependent in (False, True):
-                topk_logprobs_triton(empty(15, 248_320, dtype=dtype), k, dependent=dependent)
+            for rows in (15, 240):
+                topk_logprobs_triton(empty(rows, 248_320, dtype=dtype), k)
         merge_topk_triton(fp32(8, 15, k), longs(8, 15, k), fp32(8, 15))
     for width in (8, 16, 32):
         for rank, dtype in ((64, "bfloat16"), (128, "bfloat16"), (256, "bfloat16"), (128, "float32")):

@@ -54,18 +54,18 @@ def test_full_grid_has_every_axis():
 
 
 def test_quick_grid_fits_ten_minutes():
-    """Seven starts leave four and a half minutes for requests."""
+    """Seven starts of 20 s, and the first one's compilation, leave six minutes and a half for requests."""
     quick = GRIDS["quick"]
     assert [s.method for s in quick.starts()] == [PLAIN, CHAIN, TREE, TREE, TREE, LEAKY, LEAKY]
     # Milliseconds a step with one and with eight requests, about those of an H200; tokens a step at T 0.
-    cost = {PLAIN: (15, 17, 1), CHAIN: (22, 33, 5.5), TREE: (18, 23, 7), LEAKY: (18, 23, 2.3)}
+    cost = {PLAIN: (15, 17, 1), CHAIN: (21, 29, 5.5), TREE: (18, 35, 7), LEAKY: (18, 35, 3)}
     seconds = 0.0
     for start in quick.starts():
         alone, crowded, tau = cost[start.method]
         for x in quick.loads(start):
             steps = x.requests * x.tokens / x.concurrency / (tau if x.temperature == 0 else min(tau, 3))
             seconds += (quick.repeats + 1) * steps * (alone if x.concurrency == 1 else crowded) / 1e3
-    assert seconds < 270
+    assert seconds < 390
 
 
 def test_thrifty_loads():

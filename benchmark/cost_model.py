@@ -19,11 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
-from scipy.optimize import lsq_linear
+from scipy.optimize import least_squares
 
 from benchmark.step_cost import Cost, Draft, Target, chain, plain, tree
 from benchmark.step_files import Step, StepFileError, read_steps
@@ -33,6 +32,7 @@ console = Console(width=130, highlight=False)
 H200_STEPS = Path(__file__).with_name("results") / "h200_steps.jsonl"
 # Dummy weights accept next to nothing, so a measured step committed one token a request; a drafter's one, several.
 COMMITTED_MEASURED, COMMITTED_PREDICTED = 1, 6
+FITTED = 4  # prices
 LATENCIES = (10e-6, 30e-6)  # seconds of a small all-reduce over PCIe: assumed, a low and a high guess
 
 
@@ -67,11 +67,13 @@ PUBLISHED = {15: dict(tok_s=173, step_ms=87), 32: dict(tok_s=92, step_ms=80), 64
 
 @dataclass(frozen=True)
 class Prices:
-    """Fitted. overlap: share of arithmetic time added to memory time; launch, wait: seconds."""
+    """Fitted. overlap: share of arithmetic time added to memory time; launch, wait: seconds; reached: share of the
+    chip's rate that steps bound by arithmetic reach."""
 
     overlap: float
     launch: float
     wait: float
+    reached: float
 
 
 def cost(kind: str, rows: int, requests: int, context: int, tp: int = 1, committed: int = 1) -> Cost:
@@ -92,24 +94,31 @@ def floor_s(c: Cost, chip: Chip) -> float:
 def seconds(c: Cost, chip: Chip, prices: Prices, tp: int = 1, latency: float = 0.0) -> float:
     """Modelled time. A ring all-reduce sends 2 (tp - 1) / tp of its bytes; latency: of one, in seconds."""
     arithmetic = c.flops / chip.rate
-    products = max(arithmetic, c.bytes / chip.bandwidth + prices.overlap * arithmetic)
+    products = max(arithmetic / prices.reached, c.bytes / chip.bandwidth + prices.overlap * arithmetic)
     reduce = latency + 2 * (tp - 1) / tp * c.reduced / chip.link if tp > 1 else 0.0
     return products + c.launches * prices.launch + c.serial * prices.wait + c.all_reduces * reduce
 
 
 def fit(steps: list[Step], chip: Chip) -> Prices:
-    """Least squares on relative errors, prices not below zero and overlap not above one. Raises StepFileError."""
-    if len(steps) < 3 or len({s.kind for s in steps}) < 2:
+    """Least squares on relative errors, prices not below zero, shares not above one. Raises StepFileError."""
+    if len(steps) < FITTED or len({s.kind for s in steps}) < 2:
         raise StepFileError(
-            f"--steps: {len(steps)} points; three prices need at least three, of two kinds of step"
+            f"--steps: {len(steps)} points; four prices need at least four, of two kinds of step"
         )
     costs = [cost(s.kind, s.rows, s.requests, s.context, s.tp, COMMITTED_MEASURED) for s in steps]
-    columns = [[c.flops / chip.rate, 1e-6 * c.launches, 1e-6 * c.serial] for c in costs]
-    rest = [1e-3 * s.ms - c.bytes / chip.bandwidth for s, c in zip(steps, costs, strict=True)]
-    scale = np.array([1e3 / s.ms for s in steps])
-    found = lsq_linear(np.array(columns) * scale[:, None], np.array(rest) * scale, bounds=(0, [1, 1e3, 1e3]))
-    overlap, launch, wait = found.x
-    return Prices(float(overlap), 1e-6 * float(launch), 1e-6 * float(wait))
+
+    def prices(x) -> Prices:
+        return Prices(float(x[0]), 1e-6 * float(x[1]), 1e-6 * float(x[2]), float(x[3]))
+
+    def errors(x):
+        pairs = zip(steps, costs, strict=True)
+        return [1e3 * seconds(c, chip, prices(x), s.tp) / s.ms - 1 for s, c in pairs]
+
+    bounds = ([0, 0, 0, 0.1], [1, 1e3, 1e3, 1])
+    found = least_squares(
+        errors, (0.4, 3, 4, 0.7), bounds=bounds, x_scale=(0.1, 1, 1, 0.1), xtol=1e-14, ftol=1e-14
+    )
+    return prices(found.x)
 
 
 def modelled_ms(step: Step, chip: Chip, prices: Prices) -> float:
@@ -128,7 +137,7 @@ def residuals(steps: list[Step], chip: Chip) -> list[dict]:
         )
         row |= dict(serial=c.serial, residual=row["modelled_ms"] / step.ms - 1, unseen=None)
         others = steps[:i] + steps[i + 1 :]
-        if len(others) >= 3:
+        if len(others) >= FITTED:
             row["unseen"] = modelled_ms(step, chip, fit(others, chip)) / step.ms - 1
         rows.append(row)
     return rows
@@ -149,9 +158,8 @@ def predictions(
 
 
 def show_fit(steps: list[Step], chip: Chip, prices: Prices, rows: list[dict]) -> None:
-    table = Table(
-        title=f"Fit: {len(steps)} measured steps, {steps[0].hardware}, context {steps[0].context}; 3 fitted prices"
-    )
+    where = f"{steps[0].hardware}, context {steps[0].context}"
+    table = Table(title=f"Fit: {len(steps)} measured steps, {where}; {FITTED} fitted prices")
     for column in (
         "step",
         "GB",
@@ -178,10 +186,11 @@ def show_fit(steps: list[Step], chip: Chip, prices: Prices, rows: list[dict]) ->
     console.print(table)
     console.print(
         f"overlap {prices.overlap:.2f} of arithmetic beside memory, {1e6 * prices.launch:.2f} us a kernel, "
-        f"{1e6 * prices.wait:.2f} us a waiting step. Bandwidth and rate: {chip.source}.\n"
-        f"{len(steps)} points and 3 prices leave {len(steps) - 3} degrees of freedom: `unseen` is the error at a point "
-        "when it is left out of the fit. The form of the model was chosen with these points in view and kernels are "
-        "estimated, not counted, so even that error flatters.\n"
+        f"{1e6 * prices.wait:.2f} us a waiting step, {prices.reached:.0%} of the rate where arithmetic decides. "
+        f"Bandwidth and rate: {chip.source}.\n"
+        f"{len(steps)} points and {FITTED} prices leave {len(steps) - FITTED} degrees of freedom: `unseen` is the "
+        "error at a point when it is left out of the fit. The form of the model was chosen with these points in view "
+        "and kernels are estimated, not counted, so even that error flatters.\n"
     )
 
 

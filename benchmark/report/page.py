@@ -223,7 +223,7 @@ def steps_part(steps: list[Step], prices: cost_model.Prices, pictures: Pictures)
     return dict(
         data=pictures("roofline", plots.roofline(steps, prices)),
         rows=rows,
-        text=f"{steps[0].hardware}, Qwen3.6-27B shape with dummy weights, bf16, context {steps[0].context}. Three "
+        text=f"{steps[0].hardware}, Qwen3.6-27B shape with dummy weights, bf16, context {steps[0].context}. Four "
         f"prices are fitted to {len(steps)} points, so the fit proves little by itself; “left out of the fit” "
         "is the error at a point that the fit has not seen. The model's form was chosen with these points in view, so "
         "even that error flatters. Trees wider than those measured are extrapolated.",

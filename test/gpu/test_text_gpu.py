@@ -18,6 +18,8 @@ from benchmark.widen.loader import GeneratedLoader
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 NEW_TOKENS, TIE_GAP, LENGTH = 64, 0.125, 500
+# Every linear layer rounds its input to fp8, whose steps are 16 times those of bf16: a last bit that differs may flip one.
+FP8_TIE_GAP = 0.5
 GPU = dict(device="cuda", dtype="bfloat16", disable_prefill_cuda_graph=True, mem_fraction_static=0.3)
 
 
@@ -31,7 +33,7 @@ def plain():
         return decode_plainly(running, PROMPTS, NEW_TOKENS)
 
 
-def check_text(plain, outputs: list[dict], name: str) -> None:
+def check_text(plain, outputs: list[dict], name: str, tie_gap: float = TIE_GAP) -> None:
     """Prints every divergence with its gap; none may stand where plain decoding was sure."""
     gaps = []
     for i, (reference, out) in enumerate(zip(plain, outputs, strict=True)):
@@ -40,7 +42,7 @@ def check_text(plain, outputs: list[dict], name: str) -> None:
         if at is not None:
             gaps.append((i, at, round(reference.gaps[at], 4)))
     print(f"{name}: {len(plain) - len(gaps)} of {len(plain)} texts equal; (prompt, token, gap): {gaps}")
-    assert all(gap <= TIE_GAP for *_, gap in gaps)
+    assert all(gap <= tie_gap for *_, gap in gaps)
 
 
 @pytest.mark.parametrize("kwargs", [dict(budget=15), dict(budget=63), dict(budget=200), "chain"], ids=str)
@@ -138,7 +140,8 @@ def test_other_servers(kwargs):
     with gpu_engine(**kwargs) as running:
         reference = decode_plainly(running, PROMPTS[:8], NEW_TOKENS)
     with gpu_engine(31, **kwargs) as running:
-        check_text(reference, running.generate(PROMPTS[:8], greedy(NEW_TOKENS)), str(kwargs))
+        outputs = running.generate(PROMPTS[:8], greedy(NEW_TOKENS))
+    check_text(reference, outputs, str(kwargs), FP8_TIE_GAP if "quantization" in kwargs else TIE_GAP)
 
 
 def test_long_context(monkeypatch):

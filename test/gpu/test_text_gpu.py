@@ -18,7 +18,7 @@ from benchmark.widen.loader import GeneratedLoader
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 NEW_TOKENS, TIE_GAP, LENGTH = 64, 0.125, 500
-# Every linear layer rounds its input to fp8, whose steps are 16 times those of bf16: a last bit that differs may flip one.
+# Linear layers round their inputs to fp8, in steps 16 times those of bf16: a last bit that differs may flip one.
 FP8_TIE_GAP = 0.5
 GPU = dict(device="cuda", dtype="bfloat16", disable_prefill_cuda_graph=True, mem_fraction_static=0.3)
 

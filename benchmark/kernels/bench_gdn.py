@@ -20,11 +20,10 @@ from sglang_ddtree_kernel.reference.gdn_tree_verify import TreePlan, gdn_tree_ve
 from sglang_ddtree_kernel.tree_types import ancestor_words
 from triton.testing import do_bench_cudagraph
 
-from benchmark.kernels.timing import rewrite_once
+from benchmark.kernels.timing import BYTES_PER_US, rewrite_once
 
 H, HV, K, V, WIDTH, LAYERS = 16, 48, 128, 128, 4, 48
 DIM = 2 * H * K + HV * V
-BYTES_PER_US = 4.3e6  # a large copy on one H200, bytes read plus bytes written
 VERIFY_BARS = {(1, 16): 6, (1, 64): 12, (1, 128): 15, (8, 16): 6, (8, 64): 8}
 ERROR_BAR = 1.3  # times the stock kernel's error
 

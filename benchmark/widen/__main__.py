@@ -3,7 +3,7 @@
     python -m benchmark.widen --shape 27b --out DIR
 
 DIR/target and DIR/draft hold configs, the tokenizer, the bigram factors, and no weights: `benchmark.widen.loader`
-makes them. `python -m benchmark.widen.verify` proves the widening, `python -m benchmark.widen.measure` serves it,
+makes them. `python -m benchmark.widen.verify` proves the widening, `python -m benchmark.widen.serve` serves it,
 `python -m benchmark.widen.fit_padding` fits the padding of the vocabulary after the demo pair was trained again.
 """
 

@@ -79,7 +79,7 @@ def main(
     budgets: str = "15,31,64,128",
     json_file: Annotated[Path | None, typer.Option("--json", help="one JSON line per configuration")] = None,
 ):
-    """Runs every configuration, one engine after another (about ten minutes on two cores)."""
+    """Runs every configuration, one engine after another (ten to twenty minutes on two cores)."""
     sizes = [int(b) for b in budgets.split(",")]
     plan = [("plain decoding", None, 8, False), ("chain of 15", 15, 1, False)]
     plan += [(f"tree, budget {b}", b, 8, False) for b in sizes]

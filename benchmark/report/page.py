@@ -41,7 +41,7 @@ def render(groups: list[Group], steps: list[Step], command: str, pictures: Pictu
     prices = cost_model.fit(steps, cost_model.H200)
     parts = [group_part(g, i, pictures) for i, g in enumerate(groups, 1)]
     commands = [
-        "python -m benchmark.serving.sweep --grid quick|full|cpu|smoke --out RUNS.jsonl",
+        "python -m benchmark.serving.sweep --grid quick|greedy|full|cpu|smoke --out RUNS.jsonl",
         command,
         "python -m benchmark.steps --profile --json STEPS.jsonl       # step times, needs a GPU",
         "python -m benchmark.cost_model --steps STEPS.jsonl           # fit, residuals, prediction",

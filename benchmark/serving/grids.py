@@ -119,6 +119,20 @@ GRIDS = {
         at_least=4,
         thrifty=True,
     ),
+    # More prompts and longer answers, greedy alone: tau of few prompts says little about many.
+    "greedy": Grid(
+        budgets=(15, 31, 63),
+        caps=(8,),
+        leaky_budgets=(),
+        leaky_cap=8,
+        traffic=((0.0, 1), (0.0, 8)),
+        tps=(1,),
+        tokens=512,
+        repeats=3,
+        per_stream=1,
+        at_least=8,
+        thrifty=True,
+    ),
     "full": Grid(
         budgets=BUDGETS,
         caps=(4, 8, 16),

@@ -1,6 +1,6 @@
 """Speed and acceptance over methods, budgets, caps, temperatures and concurrencies, on real servers.
 
-    python -m benchmark.serving.sweep --grid quick|full|cpu|smoke [--out RUNS.jsonl] [-- SGLANG FLAGS]
+    python -m benchmark.serving.sweep --grid quick|greedy|full|cpu|smoke [--out RUNS.jsonl] [-- SGLANG FLAGS]
 
 Methods: plain SGLang, its DFLASH chain, DDTREE, and DDTREE with leaky branches (siblings share recurrent state, as in
 the first port; the text is wrong, which is the point). Each server is started once per method, budget, cap and TP,

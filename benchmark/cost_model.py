@@ -15,7 +15,7 @@ figures are printed as such.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +32,6 @@ console = Console(width=130, highlight=False)
 H200_STEPS = Path(__file__).with_name("results") / "h200_steps.jsonl"
 # Dummy weights accept next to nothing, so a measured step committed one token a request; a drafter's one, several.
 COMMITTED_MEASURED, COMMITTED_PREDICTED = 1, 6
-FITTED = 4  # prices
 LATENCIES = (10e-6, 30e-6)  # seconds of a small all-reduce over PCIe: assumed, a low and a high guess
 
 
@@ -76,6 +75,9 @@ class Prices:
     reached: float
 
 
+FITTED = len(fields(Prices))
+
+
 def cost(kind: str, rows: int, requests: int, context: int, tp: int = 1, committed: int = 1) -> Cost:
     """Of one step at the 27B shape. kind: plain, chain or tree; rows: of one request."""
     target, draft = Target.from_config(TARGET), Draft.from_config(DRAFT)
@@ -103,7 +105,7 @@ def fit(steps: list[Step], chip: Chip) -> Prices:
     """Least squares on relative errors, prices not below zero, shares not above one. Raises StepFileError."""
     if len(steps) < FITTED or len({s.kind for s in steps}) < 2:
         raise StepFileError(
-            f"--steps: {len(steps)} points; four prices need at least four, of two kinds of step"
+            f"--steps: {len(steps)} points; {FITTED} prices need as many, of two kinds of step"
         )
     costs = [cost(s.kind, s.rows, s.requests, s.context, s.tp, COMMITTED_MEASURED) for s in steps]
 

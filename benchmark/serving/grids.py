@@ -89,7 +89,7 @@ class Grid:
 
         def load(client: str, temperature: float, concurrency: int) -> Load:
             share = 4 if plain else 2 if self.thrifty and temperature > 0 else 1
-            requests = max(1, self.at_least // share, self.per_stream * concurrency)
+            requests = max(self.at_least // share, self.per_stream * concurrency)
             return Load(client, temperature, concurrency, requests, self.tokens)
 
         greedy = [t for t in self.traffic if t[0] == 0]

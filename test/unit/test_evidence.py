@@ -195,6 +195,15 @@ def test_tokens_that_come_together_share_the_time():
     assert answer.gaps_ms() == pytest.approx([50, 50, 50, 50, 100])
 
 
+def test_prompts_are_spread_over_the_file(tmp_path):
+    texts = [str(i) for i in range(64)]
+    started = sweep.Sweep(GRIDS["smoke"], PAIR, "prompts", texts, tmp_path / "runs.jsonl", "none", tmp_path)
+    assert started.spread(4) == ["0", "16", "32", "48"]
+    assert sorted(started.spread(64)) == sorted(texts)
+    assert len(started.spread(100)) == 100 and set(started.spread(100)) == set(texts)
+    started.bench.close()
+
+
 def test_prompts_reach_bench_serving(tmp_path):
     texts = [row["prompt"] for row in read_rows(None)]
     assert len(texts) == 64

@@ -58,7 +58,7 @@ class Grid:
 
     thrifty: what takes long and matters little is left out. Plain decoding's step depends on neither text nor
     temperature: a quarter of the requests at one stream, none sampled. Sampled traffic gets half of the requests, leaky
-    trees only the greedy traffic of fewest streams, and the OpenAI client is for the others.
+    trees half of the greedy traffic of fewest streams, and the OpenAI client is for the others.
     """
 
     budgets: tuple[int, ...]
@@ -88,7 +88,7 @@ class Grid:
         plain, leaky = (self.thrifty and start.method == method for method in (PLAIN, LEAKY))
 
         def load(client: str, temperature: float, concurrency: int) -> Load:
-            share = 4 if plain else 2 if self.thrifty and temperature > 0 else 1
+            share = 4 if plain else 2 if leaky or (self.thrifty and temperature > 0) else 1
             requests = max(self.at_least // share, self.per_stream * concurrency)
             return Load(client, temperature, concurrency, requests, self.tokens)
 
@@ -113,21 +113,7 @@ GRIDS = {
         leaky_cap=8,
         traffic=((0.0, 1), (0.0, 8), (0.7, 1)),
         tps=(1,),
-        tokens=320,
-        repeats=3,
-        per_stream=1,
-        at_least=4,
-        thrifty=True,
-    ),
-    # More prompts and longer answers, greedy alone: tau of few prompts says little about many.
-    "greedy": Grid(
-        budgets=(15, 31, 63),
-        caps=(8,),
-        leaky_budgets=(),
-        leaky_cap=8,
-        traffic=((0.0, 1), (0.0, 8)),
-        tps=(1,),
-        tokens=512,
+        tokens=384,
         repeats=3,
         per_stream=1,
         at_least=8,

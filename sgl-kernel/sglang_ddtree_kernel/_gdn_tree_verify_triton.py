@@ -10,14 +10,16 @@ import triton
 from sglang_ddtree_kernel._gdn_tree_verify_kernels import rows_kernel, scalars_kernel, tiles_kernel
 
 FEW_HEADS = 132  # hardly a program for each multiprocessor
+# Blocks whose partial results a program holds in registers: all of a small tree, or GROUP after the other; of the U
+# before a group, PANEL rows enter a product.
+ONE_GROUP, GROUP, PANEL = 4, 2, 64
 
 
-def _configuration(num_rows: int, heads: int) -> tuple[int, int, int, int]:
-    """Rows of a block, value columns and warps of a program, rows of a panel: the fastest on an H200."""
-    few = heads <= FEW_HEADS
+def _configuration(num_rows: int, heads: int) -> tuple[int, int, int]:
+    """Rows of a block, value columns and warps of a program that walks them: the fastest on an H200."""
     if num_rows <= 16:
-        return 16, 64, 4 if few else 2, 16
-    return 32, 64, 8 if few else 4, 32 if num_rows <= 64 else 64 if num_rows <= 128 else 128
+        return 16, 64, 4
+    return 32, 64, 8 if num_rows > 64 or (num_rows > 32 and heads <= FEW_HEADS) else 4
 
 
 @functools.cache
@@ -40,9 +42,9 @@ def gdn_tree_verify_triton(
     *,
     eps: float = 1e-6,
     block_rows: int | None = None,
-    one_block: bool = True,
+    one_block: bool | None = None,
 ) -> torch.Tensor:
-    """`gdn_tree_verify` for up to 16 rows (32, if heads are few) in one launch, beyond in three.
+    """`gdn_tree_verify` for up to 16 rows in one launch, beyond in three.
 
     Workspace of the three, per request and value head: 8 bytes for each pair of rows, 4 V for each row.
     Tests choose `block_rows` (16 or 32) and whether one block may take one launch.
@@ -56,11 +58,12 @@ def gdn_tree_verify_triton(
     heads = bs * HV
     if heads * N == 0:
         return out
-    B, BV, num_warps, panel = _configuration(N, heads)
+    B, BV, num_warps = _configuration(N, heads)
     B, BV = block_rows or B, min(BV, max(16, triton.next_power_of_2(V)))
     blocks = triton.cdiv(N, B)
-    # With programs enough to fill the GPU, 32 rows are faster if each V block does not make the tiles again.
-    one_block = one_block and blocks == 1 and (N <= 16 or heads <= FEW_HEADS)
+    group = triton.cdiv(blocks, triton.cdiv(blocks, ONE_GROUP if blocks <= ONE_GROUP else GROUP))
+    blocks = triton.cdiv(blocks, group) * group
+    one_block = N <= 16 if one_block is None else one_block and blocks == 1
     precision = "tf32x3" if mixed_qkv.dtype == torch.float32 else "bf16x3"
     if triton.knobs.runtime.interpret:
         precision = "ieee"
@@ -75,7 +78,6 @@ def gdn_tree_verify_triton(
         WORDS=words,
         B=B,
         LOG_B=B.bit_length() - 1,
-        CHUNK=16 if N <= 16 else 32 if N <= 32 else 64,
         PRECISION=precision,
         PDL=pdl,
         num_stages=1,
@@ -88,11 +90,11 @@ def gdn_tree_verify_triton(
         workspace = dict(dtype=torch.bfloat16 if halves else torch.float32)
         tiles = out.new_empty(heads, 4 if halves else 2, padded, padded, **workspace)
         scalars = out.new_empty(heads, 7, padded, dtype=torch.float32)
-        updates = out.new_empty(heads, 2 if halves else 1, padded, V, **workspace)
+        updates = out.new_empty(heads, 2 if halves else 1, padded, triton.cdiv(V, BV) * BV, **workspace)
         scalars_kernel[(heads, blocks)](
-            *inputs, ancestors, scalars, N, eps, scale, *strides, **common, num_warps=8
+            *inputs, ancestors, scalars, N, eps, scale, *strides, **common, num_warps=4
         )
-        tiles_kernel[(heads, blocks, blocks)](
+        tiles_kernel[(heads, blocks + 1, blocks)](
             mixed_qkv,
             ancestors,
             scalars,
@@ -113,7 +115,6 @@ def gdn_tree_verify_triton(
         updates,
         out,
         N,
-        blocks,
         eps,
         scale,
         *strides,
@@ -121,7 +122,9 @@ def gdn_tree_verify_triton(
         V=V,
         BV=BV,
         ONE_BLOCK=one_block,
-        PANEL=panel,
+        BLOCKS=blocks,
+        GROUP=group,
+        PANEL=PANEL,
         **common,
         num_warps=num_warps,
         **dependent,

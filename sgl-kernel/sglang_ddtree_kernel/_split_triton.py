@@ -18,12 +18,20 @@ def split(x):
 
 
 @triton.jit
+def split_tile(x, PRECISION: tl.constexpr):
+    """x as the pair that `multiply_split` takes."""
+    low = x
+    if PRECISION == "bf16x3":
+        x, low = split(x)
+    return x, low
+
+
+@triton.jit
 def multiply_split(x, x_low, y, y_low, total, PRECISION: tl.constexpr):
     """total + (x + x_low) (y + y_low) without the product of the low parts; unsplit if not "bf16x3"."""
     if PRECISION == "bf16x3":
-        total = tl.dot(x_low, y, total)
-        total = tl.dot(x, y_low, total)
-        total = tl.dot(x, y, total)
+        # Three sums of their own: a chain of dependent products would cost their latencies one after the other.
+        total = tl.dot(x, y, total) + (tl.dot(x_low, y) + tl.dot(x, y_low))
     else:
         total = tl.dot(x, y, total, input_precision=PRECISION)
     return total
@@ -42,21 +50,19 @@ def multiply(x, y, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def store_tile(at, x, plane, mask, PRECISION: tl.constexpr):
+def store_tile(at, x, low, plane, PRECISION: tl.constexpr):
+    tl.store(at, x)
     if PRECISION == "bf16x3":
-        high, low = split(x)
-        tl.store(at, high, mask=mask)
-        tl.store(at + plane, low, mask=mask)
-    else:
-        tl.store(at, x, mask=mask)
+        tl.store(at + plane, low)
 
 
 @triton.jit
 def load_tile(at, plane, mask, PRECISION: tl.constexpr):
-    high = tl.load(at, mask=mask, other=0.0)
+    other = None if mask is None else 0.0
+    high = tl.load(at, mask=mask, other=other)
     low = high
     if PRECISION == "bf16x3":
-        low = tl.load(at + plane, mask=mask, other=0.0)
+        low = tl.load(at + plane, mask=mask, other=other)
     return high, low
 
 

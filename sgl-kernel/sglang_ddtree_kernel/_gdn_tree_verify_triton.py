@@ -1,25 +1,36 @@
-"""Launches the Triton kernels of `gdn_tree_verify`, which `_gdn_tree_verify_kernels` explains."""
+"""Launches the Triton kernels of `gdn_tree_verify`, which `_gdn_tree_verify_tiles` explains."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 import triton
 
-from sglang_ddtree_kernel._gdn_tree_verify_kernels import rows_kernel, scalars_kernel, tiles_kernel
+from sglang_ddtree_kernel._gdn_tree_verify_rows import rows_kernel
+from sglang_ddtree_kernel._gdn_tree_verify_tiles import scalars_kernel, tiles_kernel
 
 FEW_HEADS = 132  # hardly a program for each multiprocessor
-# Blocks whose partial results a program holds in registers: all of a small tree, or GROUP after the other; of the U
-# before a group, PANEL rows enter a product.
-ONE_GROUP, GROUP, PANEL = 4, 2, 64
 
 
-def _configuration(num_rows: int, heads: int) -> tuple[int, int, int]:
-    """Rows of a block, value columns and warps of a program that walks them: the fastest on an H200."""
+@dataclass(frozen=True)
+class Walk:
+    """Rows of a block, value columns and warps of a program, and how many blocks' results its registers hold."""
+
+    rows: int
+    columns: int
+    warps: int
+    group: int = 1
+
+
+def pick_walk(num_rows: int, heads: int) -> Walk:
+    """The fastest on an H200. With many heads a program must leave room for others on its multiprocessor."""
     if num_rows <= 16:
-        return 16, 64, 4
-    return 32, 64, 8 if num_rows > 64 or (num_rows > 32 and heads <= FEW_HEADS) else 4
+        return Walk(16, 64, 4)
+    if heads > FEW_HEADS:
+        return Walk(32, 64, 4, 2 if num_rows <= 64 else 1)
+    return Walk(32, 64, 4 if num_rows <= 32 else 8, 4 if num_rows <= 128 else 2)
 
 
 @functools.cache
@@ -41,13 +52,13 @@ def gdn_tree_verify_triton(
     head_k_dim: int,
     *,
     eps: float = 1e-6,
-    block_rows: int | None = None,
+    walk: Walk | None = None,
     one_block: bool | None = None,
 ) -> torch.Tensor:
     """`gdn_tree_verify` for up to 16 rows in one launch, beyond in three.
 
     Workspace of the three, per request and value head: 8 bytes for each pair of rows, 4 V for each row.
-    Tests choose `block_rows` (16 or 32) and whether one block may take one launch.
+    Tests choose the walk (blocks of 16 or 32 rows) and whether one block may take one launch.
     """
     mixed_qkv, a, b = (x if x.stride(-1) == 1 else x.contiguous() for x in (mixed_qkv, a, b))
     if states.stride(3) != 1:
@@ -58,10 +69,10 @@ def gdn_tree_verify_triton(
     heads = bs * HV
     if heads * N == 0:
         return out
-    B, BV, num_warps = _configuration(N, heads)
-    B, BV = block_rows or B, min(BV, max(16, triton.next_power_of_2(V)))
+    walk = walk or pick_walk(N, heads)
+    B, BV = walk.rows, min(walk.columns, max(16, triton.next_power_of_2(V)))
     blocks = triton.cdiv(N, B)
-    group = triton.cdiv(blocks, triton.cdiv(blocks, ONE_GROUP if blocks <= ONE_GROUP else GROUP))
+    group = triton.cdiv(blocks, triton.cdiv(blocks, walk.group))  # no larger than even shares need
     blocks = triton.cdiv(blocks, group) * group
     one_block = N <= 16 if one_block is None else one_block and blocks == 1
     precision = "tf32x3" if mixed_qkv.dtype == torch.float32 else "bf16x3"
@@ -124,9 +135,8 @@ def gdn_tree_verify_triton(
         ONE_BLOCK=one_block,
         BLOCKS=blocks,
         GROUP=group,
-        PANEL=PANEL,
         **common,
-        num_warps=num_warps,
+        num_warps=walk.warps,
         **dependent,
     )
     return out

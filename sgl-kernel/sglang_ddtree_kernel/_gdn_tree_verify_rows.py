@@ -1,0 +1,183 @@
+"""The walk of `gdn_tree_verify` over the rows of a head, by the formulas of `_gdn_tree_verify_tiles`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
+
+from sglang_ddtree_kernel._gdn_tree_verify_tiles import (
+    decay_between,
+    decayed_product,
+    diagonal_inverse,
+    path_log_decay,
+    rows_of_head,
+    visible_columns,
+)
+from sglang_ddtree_kernel._gdn_triton import inverse_norm, sigmoid
+from sglang_ddtree_kernel._split_triton import (
+    load_tile,
+    multiply,
+    multiply_split,
+    split,
+    split_tile,
+    store_tile,
+)
+
+PANEL = tl.constexpr(64)  # rows of U from the groups before that enter one product
+
+
+@triton.jit
+def _times_state(x, S, PRECISION: tl.constexpr):
+    """x [B, K] times S [K, BV] in fp32."""
+    if PRECISION == "bf16x3" and x.dtype == tl.bfloat16:
+        if S.dtype == tl.bfloat16:
+            product = tl.dot(x, S)
+        else:
+            high, low = split(S.to(tl.float32))
+            product = tl.dot(x, high, tl.dot(x, low))
+    else:
+        zero = tl.zeros([x.shape[0], S.shape[1]], tl.float32)
+        product = multiply(x.to(tl.float32), S.to(tl.float32), zero, PRECISION)
+    return product
+
+
+@triton.jit
+def _load_pair(tiles, i, j, padded, plane, second_at, B: tl.constexpr, PRECISION: tl.constexpr):
+    """T_i or -C_ij, then P_ij, each high and low."""
+    inside = tl.arange(0, B)
+    at = tiles + (i * B + inside)[:, None] * padded + (j * B + inside)[None, :]
+    return load_tile(at, plane, None, PRECISION) + load_tile(at + second_at, plane, None, PRECISION)
+
+
+@triton.jit
+def rows_kernel(
+    mixed_qkv, a, b, A_log, dt_bias, states, slots, ancestors, scalars, tiles, updates, out,
+    N, eps, scale, x_batch, x_row, a_batch, a_row, b_batch, b_row, state_slot, state_head, state_v,
+    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, V: tl.constexpr,
+    BV: tl.constexpr, WORDS: tl.constexpr, B: tl.constexpr, LOG_B: tl.constexpr, BLOCKS: tl.constexpr,
+    GROUP: tl.constexpr, ONE_BLOCK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """All rows of BV value columns of one head, GROUP of BLOCKS at a time: what U a group has stays in registers.
+
+    `updates` keeps the U of the groups before.
+    """
+    head = tl.program_id(1).to(tl.int64)
+    batch, v_head = head // HV, head % HV
+    k_head = v_head // (HV // H)
+    inside, ok, ov = tl.arange(0, B), tl.arange(0, K_PAD), tl.program_id(0) * BV + tl.arange(0, BV)
+    in_v = (ov < V)[None, :]
+    mixed_qkv += batch * x_batch
+    out += (batch * N * HV + v_head) * V + ov[None, :]
+    q_head = mixed_qkv + k_head * K
+    v_head_rows = mixed_qkv + 2 * H * K + v_head * V + ov[None, :]
+
+    slot = tl.load(slots + batch).to(tl.int64)
+    S = tl.load(
+        states + slot * state_slot + v_head * state_head + ov[None, :].to(tl.int64) * state_v + ok[:, None],
+        mask=(slot >= 0) & in_v & (ok < K)[:, None],
+        other=0.0,
+    )
+    if ONE_BLOCK:
+        q = rows_of_head(q_head, inside, x_row, N, K, K_PAD)
+        k = rows_of_head(q_head + H * K, inside, x_row, N, K, K_PAD)
+        mask = (inside < N)[:, None] & in_v
+        v = tl.load(v_head_rows + inside[:, None] * x_row, mask=mask, other=0.0)
+        ancestors += batch * N * WORDS
+        coarse, fine = path_log_decay(
+            ancestors, a + batch * a_batch + v_head, a_row, inside, B - 1, N,
+            tl.load(A_log + v_head), tl.load(dt_bias + v_head), WORDS,
+        )  # fmt: skip
+        beta = tl.load(b + batch * b_batch + v_head + inside * b_row, mask=inside < N, other=0.0)
+        beta = sigmoid(beta.to(tl.float32))
+        visible = visible_columns(ancestors, inside, 0, N, WORDS, B)
+        norm_q, norm_k, eG = inverse_norm(q, eps) * scale, inverse_norm(k, eps), tl.exp(coarse + fine)
+        from_state_k, from_state_q = _times_state(k, S, PRECISION), _times_state(q, S, PRECISION)
+        decay = decay_between(coarse, fine, coarse, fine, visible)
+        P = decayed_product(q, k, norm_q, norm_k, decay, PRECISION)
+        T = diagonal_inverse(k, norm_k, beta, decay, B, LOG_B, PRECISION)
+        rest = v.to(tl.float32) - (eG * norm_k)[:, None] * from_state_k
+        U = multiply(T, rest, tl.zeros([B, BV], tl.float32), PRECISION)
+        o = multiply(P, U, (eG * norm_q)[:, None] * from_state_q, PRECISION)
+        tl.store(out + inside[:, None] * (HV * V), o.to(out.dtype.element_ty), mask=mask)
+    else:
+        PLANES: tl.constexpr = 2 if PRECISION == "bf16x3" else 1
+        padded = BLOCKS * B
+        plane = padded * padded
+        tiles += head * (2 * PLANES * plane)
+        second_at = PLANES * plane
+        scalars += head * (7 * padded)
+        padded_v = tl.num_programs(0) * BV
+        updates += head * (PLANES * padded * padded_v) + ov[None, :]
+        for first in range(0, BLOCKS, GROUP):
+            k = rows_of_head(q_head + H * K, first * B + inside, x_row, N, K, K_PAD)
+            q = rows_of_head(q_head, first * B + inside, x_row, N, K, K_PAD)
+            rests, outs, vs = (), (), ()
+            for m in tl.static_range(GROUP):  # needs no tile: runs beside the launch that makes them
+                row = (first + m) * B + inside
+                mask = (row < N)[:, None] & in_v
+                vs += (tl.load(v_head_rows + row[:, None] * x_row, mask=mask, other=0.0),)
+                this_k, this_q = k, q
+                if m + 1 < GROUP:
+                    k = rows_of_head(q_head + H * K, row + B, x_row, N, K, K_PAD)
+                    q = rows_of_head(q_head, row + B, x_row, N, K, K_PAD)
+                rests += (_times_state(this_k, S, PRECISION),)
+                outs += (_times_state(this_q, S, PRECISION),)
+            if PDL:
+                gdc_wait()
+            # A barrier between a load and its use costs the load's whole latency, so loads come first.
+            factors_k, factors_q = (), ()
+            for m in tl.static_range(GROUP):
+                row = (first + m) * B + inside
+                factors_k += (tl.load(scalars + row),)
+                factors_q += (tl.load(scalars + padded + row),)
+            diagonal = _load_pair(tiles, first, first, padded, plane, second_at, B, PRECISION)
+            raw_rests, raw_outs = rests, outs
+            rests, outs = (), ()
+            for m in tl.static_range(GROUP):
+                rests += (vs[m].to(tl.float32) - factors_k[m][:, None] * raw_rests[m],)
+                outs += (factors_q[m][:, None] * raw_outs[m],)
+            for start in range(0, first * B, PANEL):
+                above = start + tl.arange(0, PANEL)
+                known = above < first * B
+                U, U_low = load_tile(
+                    updates + above[:, None] * padded_v, padded * padded_v, known[:, None], PRECISION
+                )
+                raw_rests, raw_outs = rests, outs
+                rests, outs = (), ()
+                for m in tl.static_range(GROUP):
+                    at = tiles + ((first + m) * B + inside)[:, None] * padded + above[None, :]
+                    M, M_low = load_tile(at, plane, known[None, :], PRECISION)
+                    P, P_low = load_tile(at + second_at, plane, known[None, :], PRECISION)
+                    rests += (multiply_split(M, M_low, U, U_low, raw_rests[m], PRECISION),)
+                    outs += (multiply_split(P, P_low, U, U_low, raw_outs[m], PRECISION),)
+            for m in tl.static_range(GROUP):
+                T, T_low, P, P_low = diagonal
+                below = ()
+                for n in tl.static_range(m + 1, GROUP):
+                    below += (
+                        _load_pair(tiles, first + n, first + m, padded, plane, second_at, B, PRECISION),
+                    )
+                if m + 1 < GROUP:
+                    diagonal = _load_pair(
+                        tiles, first + m + 1, first + m + 1, padded, plane, second_at, B, PRECISION
+                    )
+                rest, rest_low = split_tile(rests[m], PRECISION)
+                U = multiply_split(T, T_low, rest, rest_low, tl.zeros([B, BV], tl.float32), PRECISION)
+                U, U_low = split_tile(U, PRECISION)
+                raw_rests, raw_outs = rests, outs
+                rests = raw_rests[: m + 1]
+                outs = raw_outs[:m] + (multiply_split(P, P_low, U, U_low, raw_outs[m], PRECISION),)
+                for n in tl.static_range(m + 1, GROUP):
+                    M, M_low, P, P_low = below[n - m - 1]
+                    rests += (multiply_split(M, M_low, U, U_low, raw_rests[n], PRECISION),)
+                    outs += (multiply_split(P, P_low, U, U_low, raw_outs[n], PRECISION),)
+                if first + GROUP < BLOCKS:
+                    column = (first + m) * B + inside
+                    store_tile(updates + column[:, None] * padded_v, U, U_low, padded * padded_v, PRECISION)
+            for m in tl.static_range(GROUP):
+                row = (first + m) * B + inside
+                mask = (row < N)[:, None] & in_v
+                tl.store(out + row[:, None] * (HV * V), outs[m].to(out.dtype.element_ty), mask=mask)
+            if first + GROUP < BLOCKS:
+                tl.debug_barrier()  # the next group's loads of U come from other threads of this program

@@ -126,8 +126,9 @@ class Sweep:
         """Warms up, checks the counts, measures, and writes the line."""
         chosen = self.spread(load.requests)
         before = acceptance.counts(server.base)
-        told = acceptance.generate(server.base, chosen, load.temperature, load.tokens, load.concurrency)
-        warm = acceptance.counts(server.base, before.requests + load.requests)
+        warming = chosen[: load.warm_up]
+        told = acceptance.generate(server.base, warming, load.temperature, load.tokens, load.concurrency)
+        warm = acceptance.counts(server.base, before.requests + load.warm_up)
         wrong = acceptance.disagreement(warm - before, told)
         if wrong:
             self.failures.append(f"{start}, {load}: {wrong}")

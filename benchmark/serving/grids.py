@@ -61,9 +61,9 @@ class Grid:
 
     thrifty: what takes long and matters little is left out. Plain decoding's step depends on neither text nor
     temperature: a quarter of the requests at one stream, none sampled. Sampled traffic gets half of the requests, leaky
-    trees a quarter of the greedy traffic of fewest streams, and the OpenAI client is for the others. A load is warmed up by
-    a request per stream, where it otherwise sees all of its prompts before they are timed; acceptance by depth is
-    counted over the warm-up, so the greedy traffic of fewest streams keeps all of it.
+    trees a quarter of the greedy traffic of fewest streams, and the OpenAI client is for the others. A load is warmed
+    up by a request per stream, where it otherwise sees all of its prompts before they are timed; acceptance by depth
+    is counted over the warm-up, so the greedy traffic of fewest streams keeps all of it.
     """
 
     budgets: tuple[int, ...]

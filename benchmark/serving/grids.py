@@ -91,15 +91,16 @@ class Grid:
         """All traffic through bench_serving, and the greedy one of most streams through the plain OpenAI client too."""
 
         plain, leaky = (self.thrifty and start.method == method for method in (PLAIN, LEAKY))
+        greedy = [t for t in self.traffic if t[0] == 0]
 
         def load(client: str, temperature: float, concurrency: int) -> Load:
             share = 4 if plain or leaky else 2 if self.thrifty and temperature > 0 else 1
             requests = max(self.at_least // share, self.per_stream * concurrency)
-            brief = self.thrifty and (plain or leaky or (temperature, concurrency) != min(greedy))
-            warm_up = min(requests, concurrency) if brief else requests
-            return Load(client, temperature, concurrency, requests, self.tokens, warm_up)
+            brief = plain or leaky or (self.thrifty and (temperature, concurrency) != min(greedy))
+            return Load(
+                client, temperature, concurrency, requests, self.tokens, concurrency if brief else requests
+            )
 
-        greedy = [t for t in self.traffic if t[0] == 0]
         if leaky:
             return [load("bench_serving", *min(greedy))]
         if plain:

@@ -43,11 +43,10 @@ def _times_state(x, S, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _load_pair(tiles, i, j, padded, plane, second_at, B: tl.constexpr, PRECISION: tl.constexpr):
+def _load_pair(tiles, row, column, padded, plane, second_at, mask, PRECISION: tl.constexpr):
     """T_i or -C_ij, then P_ij, each high and low."""
-    inside = tl.arange(0, B)
-    at = tiles + (i * B + inside)[:, None] * padded + (j * B + inside)[None, :]
-    return load_tile(at, plane, None, PRECISION) + load_tile(at + second_at, plane, None, PRECISION)
+    at = tiles + row[:, None] * padded + column[None, :]
+    return load_tile(at, plane, mask, PRECISION) + load_tile(at + second_at, plane, mask, PRECISION)
 
 
 @triton.jit
@@ -112,31 +111,30 @@ def rows_kernel(
         for first in range(0, BLOCKS, GROUP):
             k = rows_of_head(q_head + H * K, first * B + inside, x_row, N, K, K_PAD)
             q = rows_of_head(q_head, first * B + inside, x_row, N, K, K_PAD)
-            rests, outs, vs = (), (), ()
+            rows, vs, from_state_k, from_state_q = (), (), (), ()
             for m in tl.static_range(GROUP):  # needs no tile: runs beside the launch that makes them
                 row = (first + m) * B + inside
                 mask = (row < N)[:, None] & in_v
+                rows += (row,)
                 vs += (tl.load(v_head_rows + row[:, None] * x_row, mask=mask, other=0.0),)
                 this_k, this_q = k, q
                 if m + 1 < GROUP:
                     k = rows_of_head(q_head + H * K, row + B, x_row, N, K, K_PAD)
                     q = rows_of_head(q_head, row + B, x_row, N, K, K_PAD)
-                rests += (_times_state(this_k, S, PRECISION),)
-                outs += (_times_state(this_q, S, PRECISION),)
+                from_state_k += (_times_state(this_k, S, PRECISION),)
+                from_state_q += (_times_state(this_q, S, PRECISION),)
             if PDL:
                 gdc_wait()
             # A barrier between a load and its use costs the load's whole latency, so loads come first.
             factors_k, factors_q = (), ()
             for m in tl.static_range(GROUP):
-                row = (first + m) * B + inside
-                factors_k += (tl.load(scalars + row),)
-                factors_q += (tl.load(scalars + padded + row),)
-            diagonal = _load_pair(tiles, first, first, padded, plane, second_at, B, PRECISION)
-            raw_rests, raw_outs = rests, outs
+                factors_k += (tl.load(scalars + rows[m]),)
+                factors_q += (tl.load(scalars + padded + rows[m]),)
+            diagonal = _load_pair(tiles, rows[0], rows[0], padded, plane, second_at, None, PRECISION)
             rests, outs = (), ()
             for m in tl.static_range(GROUP):
-                rests += (vs[m].to(tl.float32) - factors_k[m][:, None] * raw_rests[m],)
-                outs += (factors_q[m][:, None] * raw_outs[m],)
+                rests += (vs[m].to(tl.float32) - factors_k[m][:, None] * from_state_k[m],)
+                outs += (factors_q[m][:, None] * from_state_q[m],)
             for start in range(0, first * B, PANEL):
                 above = start + tl.arange(0, PANEL)
                 known = above < first * B
@@ -146,21 +144,19 @@ def rows_kernel(
                 raw_rests, raw_outs = rests, outs
                 rests, outs = (), ()
                 for m in tl.static_range(GROUP):
-                    at = tiles + ((first + m) * B + inside)[:, None] * padded + above[None, :]
-                    M, M_low = load_tile(at, plane, known[None, :], PRECISION)
-                    P, P_low = load_tile(at + second_at, plane, known[None, :], PRECISION)
+                    M, M_low, P, P_low = _load_pair(
+                        tiles, rows[m], above, padded, plane, second_at, known[None, :], PRECISION
+                    )
                     rests += (multiply_split(M, M_low, U, U_low, raw_rests[m], PRECISION),)
                     outs += (multiply_split(P, P_low, U, U_low, raw_outs[m], PRECISION),)
             for m in tl.static_range(GROUP):
                 T, T_low, P, P_low = diagonal
                 below = ()
                 for n in tl.static_range(m + 1, GROUP):
-                    below += (
-                        _load_pair(tiles, first + n, first + m, padded, plane, second_at, B, PRECISION),
-                    )
+                    below += (_load_pair(tiles, rows[n], rows[m], padded, plane, second_at, None, PRECISION),)
                 if m + 1 < GROUP:
                     diagonal = _load_pair(
-                        tiles, first + m + 1, first + m + 1, padded, plane, second_at, B, PRECISION
+                        tiles, rows[m + 1], rows[m + 1], padded, plane, second_at, None, PRECISION
                     )
                 rest, rest_low = split_tile(rests[m], PRECISION)
                 U = multiply_split(T, T_low, rest, rest_low, tl.zeros([B, BV], tl.float32), PRECISION)
@@ -173,11 +169,9 @@ def rows_kernel(
                     rests += (multiply_split(M, M_low, U, U_low, raw_rests[n], PRECISION),)
                     outs += (multiply_split(P, P_low, U, U_low, raw_outs[n], PRECISION),)
                 if first + GROUP < BLOCKS:
-                    column = (first + m) * B + inside
-                    store_tile(updates + column[:, None] * padded_v, U, U_low, padded * padded_v, PRECISION)
+                    store_tile(updates + rows[m][:, None] * padded_v, U, U_low, padded * padded_v, PRECISION)
             for m in tl.static_range(GROUP):
-                row = (first + m) * B + inside
-                mask = (row < N)[:, None] & in_v
-                tl.store(out + row[:, None] * (HV * V), outs[m].to(out.dtype.element_ty), mask=mask)
+                mask = (rows[m] < N)[:, None] & in_v
+                tl.store(out + rows[m][:, None] * (HV * V), outs[m].to(out.dtype.element_ty), mask=mask)
             if first + GROUP < BLOCKS:
                 tl.debug_barrier()  # the next group's loads of U come from other threads of this program

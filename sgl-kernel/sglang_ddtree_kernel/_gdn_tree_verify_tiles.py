@@ -22,12 +22,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sglang_ddtree_kernel._gdn_triton import inverse_norm, log_decay, sigmoid
-from sglang_ddtree_kernel._split_triton import (
-    multiply,
-    split_tile,
-    store_tile,
-    unit_lower_inverse,
-)
+from sglang_ddtree_kernel._split_triton import multiply, split_tile, store_tile, unit_lower_inverse
 
 COARSE = tl.constexpr(256.0)  # in units of 1 / COARSE, 512 times -128 is 2^24, which fp32 still holds
 FINE = tl.constexpr(268435456.0)  # 2^28: 512 remainders of at most 2^-9 are 2^28
@@ -148,8 +143,9 @@ def tiles_kernel(
     batch, v_head = head // HV, head % HV
     mixed_qkv += batch * x_batch + v_head // (HV // H) * K
     inside = tl.arange(0, B)
-    row, column = i * B + inside, tl.where(j < 0, i, j) * B + inside
-    visible = visible_columns(ancestors + batch * N * WORDS, row, tl.where(j < 0, i, j) * B, N, WORDS, B)
+    above = tl.where(j < 0, i, j)
+    row, column = i * B + inside, above * B + inside
+    visible = visible_columns(ancestors + batch * N * WORDS, row, above * B, N, WORDS, B)
     k_above = rows_of_head(mixed_qkv + H * K, column, x_row, N, K, K_PAD)
     tiles += head * (2 * PLANES * plane) + row[:, None] * padded + column[None, :]
     scalars += head * (7 * padded)
@@ -170,10 +166,8 @@ def tiles_kernel(
             gdc_wait()
         coarse, fine = tl.load(scalars + 2 * padded + row), tl.load(scalars + 3 * padded + row)
         norm_k, norm_q = tl.load(scalars + 4 * padded + row), tl.load(scalars + 5 * padded + row)
-        coarse_above, fine_above = (
-            tl.load(scalars + 2 * padded + column),
-            tl.load(scalars + 3 * padded + column),
-        )
+        coarse_above = tl.load(scalars + 2 * padded + column)
+        fine_above = tl.load(scalars + 3 * padded + column)
         norm_above = tl.load(scalars + 4 * padded + column)
         decay = decay_between(coarse, fine, coarse_above, fine_above, visible)
         P = decayed_product(q, k_above, norm_q, norm_above, decay, PRECISION)

@@ -12,14 +12,14 @@ from sglang_ddtree_kernel._gdn_tree_verify_rows import rows_kernel
 from sglang_ddtree_kernel._gdn_tree_verify_tiles import scalars_kernel, tiles_kernel
 
 FEW_HEADS = 132  # hardly a program for each multiprocessor
+COLUMNS = 64  # value columns of a program
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Rows of a block, value columns and warps of a program, and how many blocks' results its registers hold."""
+    """Rows of a block, warps of a program, and how many blocks' results its registers hold."""
 
     rows: int
-    columns: int
     warps: int
     group: int = 1
 
@@ -27,10 +27,10 @@ class Walk:
 def pick_walk(num_rows: int, heads: int) -> Walk:
     """The fastest on an H200. With many heads a program must leave room for others on its multiprocessor."""
     if num_rows <= 16:
-        return Walk(16, 64, 4)
+        return Walk(16, 4)
     if heads > FEW_HEADS:
-        return Walk(32, 64, 4, 2 if num_rows <= 64 else 1)
-    return Walk(32, 64, 4 if num_rows <= 32 else 8, 4 if num_rows <= 128 else 2)
+        return Walk(32, 4, 2 if num_rows <= 64 else 1)
+    return Walk(32, 4 if num_rows <= 32 else 8, 4 if num_rows <= 128 else 2)
 
 
 @functools.cache
@@ -53,12 +53,12 @@ def gdn_tree_verify_triton(
     *,
     eps: float = 1e-6,
     walk: Walk | None = None,
-    one_block: bool | None = None,
+    one_block: bool = True,
 ) -> torch.Tensor:
     """`gdn_tree_verify` for up to 16 rows in one launch, beyond in three.
 
     Workspace of the three, per request and value head: 8 bytes for each pair of rows, 4 V for each row.
-    Tests choose the walk (blocks of 16 or 32 rows) and whether one block may take one launch.
+    Tests choose the walk (blocks of 16 or 32 rows) and whether so few rows may take one launch.
     """
     mixed_qkv, a, b = (x if x.stride(-1) == 1 else x.contiguous() for x in (mixed_qkv, a, b))
     if states.stride(3) != 1:
@@ -70,11 +70,11 @@ def gdn_tree_verify_triton(
     if heads * N == 0:
         return out
     walk = walk or pick_walk(N, heads)
-    B, BV = walk.rows, min(walk.columns, max(16, triton.next_power_of_2(V)))
+    B, BV = walk.rows, min(COLUMNS, max(16, triton.next_power_of_2(V)))
     blocks = triton.cdiv(N, B)
     group = triton.cdiv(blocks, triton.cdiv(blocks, walk.group))  # no larger than even shares need
     blocks = triton.cdiv(blocks, group) * group
-    one_block = N <= 16 if one_block is None else one_block and blocks == 1
+    one_block = one_block and N <= 16
     precision = "tf32x3" if mixed_qkv.dtype == torch.float32 else "bf16x3"
     if triton.knobs.runtime.interpret:
         precision = "ieee"

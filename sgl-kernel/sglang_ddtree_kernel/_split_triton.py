@@ -40,13 +40,9 @@ def multiply_split(x, x_low, y, y_low, total, PRECISION: tl.constexpr):
 @triton.jit
 def multiply(x, y, total, PRECISION: tl.constexpr):
     """total + x y of fp32 tiles."""
-    if PRECISION == "bf16x3":
-        x, x_low = split(x)
-        y, y_low = split(y)
-        total = multiply_split(x, x_low, y, y_low, total, PRECISION)
-    else:
-        total = tl.dot(x, y, total, input_precision=PRECISION)
-    return total
+    x, x_low = split_tile(x, PRECISION)
+    y, y_low = split_tile(y, PRECISION)
+    return multiply_split(x, x_low, y, y_low, total, PRECISION)
 
 
 @triton.jit

@@ -36,13 +36,13 @@ def error(inputs, **options):
 @pytest.mark.parametrize("block_rows", [16, 32])
 @pytest.mark.parametrize("tree", TREES)
 def test_equals_replay(tree, block_rows):
-    assert error(case(TREES[tree]()), walk=Walk(block_rows, 64, 4, 2)) < TOLERANCE
+    assert error(case(TREES[tree]()), walk=Walk(block_rows, 4, 2)) < TOLERANCE
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 5])
 def test_groups_of_blocks(group):
     """Five blocks one by one, by twos and by threes with a block to spare, and all at once."""
-    assert error(case(random_tree(12, 2, 70, 9), TWO_HEADS), walk=Walk(16, 16, 4, group)) < TOLERANCE
+    assert error(case(random_tree(12, 2, 70, 9), TWO_HEADS), walk=Walk(16, 4, group)) < TOLERANCE
 
 
 def test_many_heads_hold_fewer_blocks():
@@ -52,9 +52,9 @@ def test_many_heads_hold_fewer_blocks():
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 16, 20, 32])
-def test_two_launches_for_one_block(num_rows):
+def test_three_launches_for_one_block(num_rows):
     inputs = case(random_tree(num_rows, 2, num_rows, 9), TWO_HEADS)
-    assert error(inputs, walk=Walk(32, 64, 4), one_block=False) < TOLERANCE
+    assert error(inputs, walk=Walk(32, 4), one_block=False) < TOLERANCE
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 15, 17, 33, 63, 64, 66])
@@ -105,7 +105,7 @@ def test_near_identical_keys_with_beta_near_one(dtype, block_rows):
     inputs["mixed_qkv"] = inputs["mixed_qkv"].to(dtype)
     # 64 substitutions in a row may add up their roundings; bf16 rounds the output last.
     tolerance = 64 * 2**-22 if dtype == torch.float32 else torch.finfo(dtype).eps
-    assert error(inputs, walk=Walk(block_rows, 64, 4, 2)) < tolerance * (
+    assert error(inputs, walk=Walk(block_rows, 4, 2)) < tolerance * (
         5 if ON_GPU and dtype == torch.float32 else 1
     )
 

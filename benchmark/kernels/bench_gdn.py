@@ -12,9 +12,11 @@ from collections.abc import Callable
 
 import torch
 from sglang_ddtree_kernel.conv1d_tree import conv1d_tree
+from sglang_ddtree_kernel.gated_norm import gated_norm
 from sglang_ddtree_kernel.gdn_commit import gdn_commit
 from sglang_ddtree_kernel.gdn_tree_verify import gdn_tree_verify
 from sglang_ddtree_kernel.reference import conv1d_tree as conv_reference
+from sglang_ddtree_kernel.reference import gated_norm as norm_reference
 from sglang_ddtree_kernel.reference import gdn_commit as commit_reference
 from sglang_ddtree_kernel.reference.gdn_tree_verify import TreePlan, gdn_tree_verify_wy
 from sglang_ddtree_kernel.tree_types import ancestor_words
@@ -200,6 +202,32 @@ def conv_case(bs: int, num_rows: int) -> dict:
     return row("conv1d_tree", f"bs {bs} x {num_rows}", *times, floor, errors, f"{bar}x" if bar else "-", met)
 
 
+def norm_case(bs: int, num_rows: int) -> dict:
+    """The stock module norms a copy of the gate, as its model makes one."""
+    from sglang.kernels.ops.attention.fla.layernorm_gated import RMSNorm
+
+    rows = bs * num_rows
+    x, projected = bf16(rows, HV, V), bf16(rows, DIM + HV * V)
+    gate = projected[:, DIM:]
+    norm = RMSNorm(V, eps=1e-6, device="cuda", dtype=torch.bfloat16)
+    norm.weight.data.normal_()
+    want = norm_reference.gated_norm(x.double(), gate.double(), norm.weight.double(), norm.eps, "silu")
+
+    def ours():
+        return gated_norm(x, gate, norm.weight, norm.eps)
+
+    @torch.no_grad()
+    def stock():
+        return norm(x.view(-1, V), gate.reshape(-1, V)).view(rows, -1)
+
+    poison_free_memory()
+    errors = relative_error(ours(), want), relative_error(stock(), want)
+    times = microseconds(ours), microseconds(stock)
+    met = errors[0] <= ERROR_BAR * errors[1]
+    floor = 3 * rows * HV * V * 2 / BYTES_PER_US
+    return row("gated_norm", f"bs {bs} x {num_rows}", *times, floor, errors, "-", met)
+
+
 def commit_inputs(layers: int, bs: int, accepted: int, num_rows: int = 16) -> dict:
     return dict(
         mixed_qkv=bf16(layers, bs, num_rows, DIM),
@@ -287,6 +315,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     cases = [(verify_case, x) for x in [(1, 16), (1, 32), (1, 64), (1, 128), (1, 256), (8, 16), (8, 64)]]
     cases += [(conv_case, x) for x in [(1, 16), (1, 64), (8, 16)]]
+    cases += [(norm_case, x) for x in [(1, 16), (1, 64), (8, 16), (8, 64)]]
     cases += [(commit_case, x) for x in [(1, 5), (1, 16), (8, 5), (8, 16)]]
     for case, arguments in cases:
         result = case(*arguments)

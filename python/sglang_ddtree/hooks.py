@@ -213,7 +213,7 @@ CONTACTS: tuple[Contact, ...] = (
     Contact(
         S + "models.qwen3_5.Qwen3_5GatedDeltaNet.forward",
         "self hidden_states forward_batch",
-        "GDN layers of a tree without copies of q|k|v, b and a",
+        "GDN layers of a tree without copies of q|k|v, z, b and a",
         "around",
         "sglang_ddtree.verify.gdn.gated_delta_net_forward",
     ),

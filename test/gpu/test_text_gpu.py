@@ -13,6 +13,7 @@ from gpu import state_recorder
 from support.engines import DRAFT, decode_plainly, engine, greedy, tau
 from support.prompts import PROMPTS
 
+from benchmark.serving.prompts import heldout_prompts
 from benchmark.widen.folders import write_folders
 from benchmark.widen.loader import GeneratedLoader
 
@@ -142,6 +143,32 @@ def test_other_servers(kwargs):
     with gpu_engine(31, **kwargs) as running:
         outputs = running.generate(PROMPTS[:8], greedy(NEW_TOKENS))
     check_text(reference, outputs, str(kwargs), FP8_TIE_GAP if "quantization" in kwargs else TIE_GAP)
+
+
+@pytest.mark.parametrize("sizes", [None, [64, 128, 256, 512]], ids=["eager prefill", "captured prefill"])
+def test_second_turn(sizes):
+    """Turns that go on from the prefix cache, one of whose checkpoints prefill left and another a verify step.
+
+    384 tokens of prompt and 200 of an answer cross 256 and 512, where SGLang keeps checkpoints.
+    """
+    texts = heldout_prompts()
+    prefill = dict(disable_prefill_cuda_graph=sizes is None) | (
+        {"cuda_graph_bs_prefill": sizes} if sizes else {}
+    )
+    with gpu_engine(31, **prefill) as running:
+        encode = running.tokenizer_manager.tokenizer.encode
+        firsts = [encode(texts[i] + texts[i + 1]) for i in range(0, 16, 2)]
+        cached, turns, answers = 0, [], []
+        for ids, question in zip(firsts, texts[16:24], strict=True):
+            answer = running.generate(input_ids=ids, sampling_params=greedy(200))["output_ids"]
+            turns += [ids, ids + answer + encode(question)]
+            second = running.generate(input_ids=turns[-1], sampling_params=greedy(NEW_TOKENS))
+            cached += second["meta_info"]["cached_tokens"]
+            answers += [dict(output_ids=answer[:NEW_TOKENS]), second]
+    assert cached >= 512 * len(firsts)
+    with gpu_engine(disable_radix_cache=True) as running:
+        reference = decode_plainly(running, turns, NEW_TOKENS)
+    check_text(reference, answers, f"turns, prefill captured at {sizes}")
 
 
 def test_long_context(monkeypatch):

@@ -41,6 +41,7 @@ def launch_gdn(capability: int) -> None:
     """The GatedDeltaNet operators at 27B shapes."""
     from sglang_ddtree_kernel import _gdn_tree_verify_triton
     from sglang_ddtree_kernel._conv1d_tree_triton import conv1d_tree_triton
+    from sglang_ddtree_kernel._gated_norm_triton import gated_norm_triton
     from sglang_ddtree_kernel._gdn_commit_triton import gdn_commit_triton
 
     H, HV, K, V = 16, 48, 128, 128
@@ -68,6 +69,8 @@ def launch_gdn(capability: int) -> None:
         x, _, a, b = empty(8, n, dim + HV * (V + 2)).split([dim, HV * V, HV, HV], 2)  # of one projection
         stash = empty(8, n, dim), empty(8, n, HV), empty(8, n, HV)
         conv1d_tree_triton(x, *inputs, gates=(a, b), stash=stash)
+    for n in (1, 8, 64):
+        gated_norm_triton(empty(n, HV, V), empty(n, HV * V), empty(V), 1e-6, "silu")
 
 
 def launch_attention(capability: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from sglang_ddtree_kernel.reference.conv1d_prefill import causal_conv1d_prefill
+from sglang_ddtree_kernel.reference.gated_norm import gated_norm
 from sglang_ddtree_kernel.reference.gdn_chunk import gdn_chunk_prefill
 from sglang_ddtree_kernel.reference.gdn_commit import conv1d_decode_step, gdn_decode_step
 from sglang_ddtree_kernel.reference.gdn_math import gdn_gates
@@ -47,7 +48,7 @@ def fused_qkvzba_split_reshape_cat_contiguous(qkvz, ba, num_k_heads, num_v_heads
 
 
 def fused_rmsnorm_gated(x, weight, z, eps):
-    return (_rms_norm(x, eps) * weight.float() * torch.nn.functional.silu(z.float())).to(x.dtype)
+    return gated_norm(x[:, None], z, weight, eps, "silu")
 
 
 def fused_gdn_gating(A_log, a, b, dt_bias):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from sglang_ddtree_kernel.conv1d_tree import conv1d_tree
+from sglang_ddtree_kernel.gated_norm import gated_norm
 from sglang_ddtree_kernel.gdn_tree_verify import gdn_tree_verify
 
 from sglang_ddtree.verify.input import DDTreeVerifyInput
@@ -21,9 +22,9 @@ def radix_linear_attention_forward(original, layer, forward_batch, mixed_qkv, a,
 
 
 def gated_delta_net_forward(original, module, hidden_states, forward_batch):
-    """Hook around Qwen3_5GatedDeltaNet.forward: q|k|v, b and a are read where the projections left them.
+    """Hook around Qwen3_5GatedDeltaNet.forward: q|k|v, z, b and a are read where the projections left them.
 
-    The stock forward copies each into a tensor of its own, three launches a layer that a step of 16 rows notices.
+    The stock forward copies each into a tensor of its own, four launches a layer that a step of 16 rows notices.
     """
     spec = forward_batch.spec_info
     if not isinstance(spec, DDTreeVerifyInput) or isinstance(hidden_states, tuple):
@@ -34,8 +35,8 @@ def gated_delta_net_forward(original, module, hidden_states, forward_batch):
     mixed_qkv, z = qkvz.split([qkvz.shape[-1] - value_dim, value_dim], dim=-1)
     b, a = ba.chunk(2, dim=-1)
     out = _tree_rows(layer, spec, forward_batch.batch_size, mixed_qkv, a, b)
-    out = module.norm(out.view(-1, layer.head_v_dim), z.reshape(-1, layer.head_v_dim))
-    return module.out_proj(out.view(-1, value_dim))[0]
+    out = gated_norm(out, z, module.norm.weight, module.norm.eps, module.norm.activation)
+    return module.out_proj(out)[0]
 
 
 def _tree_rows(

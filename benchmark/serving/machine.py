@@ -63,6 +63,11 @@ def cpu_threads() -> int:
     return int(os.environ.get("OMP_NUM_THREADS", "1"))
 
 
+def has_cores_to_spare() -> bool:
+    """May a process import SGLang beside a load that is timed? It keeps one core busy for some 20 s."""
+    return bool(gpus()) and (os.cpu_count() or 1) >= 8
+
+
 def hardware(tp: int = 1) -> str:
     """One line for a figure's caption: the GPUs in use, or the CPU."""
     if gpus():

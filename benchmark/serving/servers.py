@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -60,23 +61,22 @@ def arguments(start: Start, pair: Pair, on_gpu: bool, streams: int) -> list[str]
     return [*found, *pair.flags]
 
 
-def command(pair: Pair) -> list[str | Path]:
-    """Folders without weights have a server of their own, which makes them."""
-    if (Path(pair.target) / RECIPE).exists():
-        return [sys.executable, "-m", "benchmark.widen.serve"]
-    return [Path(sys.executable).with_name("sglang"), "serve"]
+def command(pair: Pair) -> list[str]:
+    """`sglang serve` behind a gate; folders without weights have a server of their own, which makes them."""
+    widened = ["--widened"] if (Path(pair.target) / RECIPE).exists() else []
+    return [sys.executable, "-m", "benchmark.serving.gated", *widened, "--"]
 
 
 class Server:
-    """One `sglang serve` in a session of its own. log: its output. start_s: seconds until /health answered 200."""
+    """One `sglang serve` in a session of its own, which imports SGLang and waits for `go`.
+
+    log: its output. start_s: seconds from `go` until /health answered 200.
+    """
 
     def __init__(self, start: Start, pair: Pair, streams: int, log: Path):
         self.on_gpu, self.log = bool(gpus()), log
         self.flags = arguments(start, pair, self.on_gpu, streams)
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
-        self.base = f"http://127.0.0.1:{self.port}"
+        self.base = ""  # where it serves, once it does
         environment = {k: v for k, v in os.environ.items() if k != "SGLANG_DDTREE_LEAKY"}
         environment.setdefault("HF_HUB_OFFLINE", "1")
         if start.method == LEAKY:
@@ -87,7 +87,8 @@ class Server:
         self.ending: list[psutil.Process] = []
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                [*command(pair), *self.flags, *self._address()],
+                [*command(pair), *self.flags],
+                stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -95,12 +96,19 @@ class Server:
                 cwd=ROOT,
             )
 
-    def _address(self) -> list[str]:
-        return ["--host", "127.0.0.1", "--port", str(self.port)]
+    def go(self) -> None:
+        """Lets it start, and waits until it serves.
 
-    def wait_until_ready(self) -> None:
-        """Raises ServerError where it ends before it serves, or takes longer than START_LIMIT."""
+        Raises ServerError where it ends before it serves, or takes longer than START_LIMIT.
+        """
         began = time.monotonic()
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        self.base = f"http://127.0.0.1:{port}"
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which is found out below
+            self.process.stdin.write(f"--host 127.0.0.1 --port {port}\n".encode())
+            self.process.stdin.close()
         while time.monotonic() - began < START_LIMIT:
             if self.process.poll() is not None:
                 raise ServerError(f"ended with status {self.process.returncode}: {self.last_words()}")

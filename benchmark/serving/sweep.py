@@ -86,21 +86,23 @@ class Sweep:
 
     def run(self, progress: Progress) -> None:
         plan = [(start, self.missing(start)) for start in self.grid.starts()]
-        servers = progress.add_task("servers", total=sum(bool(loads) for _, loads in plan))
+        plan = [(start, loads) for start, loads in plan if loads]
+        servers = progress.add_task("servers", total=len(plan))
         self.bench.start()
+        following: Server | None = None
         draining: Server | None = None
         try:
-            for start, loads in plan:
-                if not loads:
-                    continue
+            for i, (start, loads) in enumerate(plan):
                 progress.update(servers, description=f"{start}: starting")
-                # The next one imports SGLang, for which it needs no GPU, while the one before it ends.
-                server = Server(start, self.pair, self.streams, self.folder / f"{start.slug}.log")
+                server, following = following or self.server(start), None
                 try:
                     if draining is not None:
                         draining.stop()
-                    server.wait_until_ready()
-                    for load in loads:
+                    server.go()
+                    for k, load in enumerate(loads):
+                        # Beside no server's first load, one request at a time, which the others are compared by.
+                        if k == 1 and i + 1 < len(plan) and machine.has_cores_to_spare():
+                            following = self.server(plan[i + 1][0])
                         progress.update(servers, description=f"{start}: {load}")
                         self.one(start, load, server)
                 except FAILURES as e:
@@ -110,8 +112,15 @@ class Sweep:
                     draining = server
                 progress.advance(servers)
         finally:
+            if following is not None:
+                following.drain()
+                following.stop()
             if draining is not None:
                 draining.stop()
+
+    def server(self, start: Start) -> Server:
+        """Importing, not started yet."""
+        return Server(start, self.pair, self.streams, self.folder / f"{start.slug}.log")
 
     def failed(self, start: Start, server: Server, error: Exception) -> None:
         """Keeps the server's log, and says whether the server itself had ended."""

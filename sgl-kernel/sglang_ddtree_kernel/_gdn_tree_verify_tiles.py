@@ -10,6 +10,9 @@ e^G with the norms. None of C, T, P, c, d depends on v or the state. With severa
 for all V blocks of a head: first what belongs to a row (`scalars_kernel`), then every tile by a program of
 its own (`tiles_kernel`), while `rows_kernel` already multiplies by the state. One block is made in place.
 
+Where the rows after the root fill their blocks, the root is a block of its own (FIRST = 1: the others begin at row 1).
+Its C and P are columns and its U is a row, so it takes outer products and no tile.
+
 With PRECISION "bf16x3" (see `_split_triton`) raw bf16 keys and queries need one product by each other, which
 is exact, and two by the fp32 state. fp32 inputs take "tf32x3" and spill registers: they are for tests. The
 interpreter takes "ieee".
@@ -26,6 +29,17 @@ from sglang_ddtree_kernel._split_triton import multiply, split_tile, store_tile,
 
 COARSE = tl.constexpr(256.0)  # in units of 1 / COARSE, 512 times -128 is 2^24, which fp32 still holds
 FINE = tl.constexpr(268435456.0)  # 2^28: 512 remainders of at most 2^-9 are 2^28
+SCALARS = tl.constexpr(
+    9
+)  # of a row: c, d, coarse and fine G, norms of k and q, beta, C and P against the root
+
+
+@triton.jit
+def coarse_and_fine(g):
+    """g, cut off at -128, as integers that count 1 / COARSE and 1 / FINE."""
+    g = tl.maximum(g, -128.0)
+    coarse = tl.floor(g * COARSE + 0.5)
+    return coarse.to(tl.int32), ((g - coarse / COARSE) * FINE).to(tl.int32)
 
 
 @triton.jit
@@ -43,12 +57,10 @@ def path_log_decay(ancestors, a, a_row, row, last, N, A_log, dt_bias, WORDS: tl.
         words = tl.load(ancestors + row * WORDS + start // 64, mask=row < N, other=0)
         words = (words >> (start % 64)).to(tl.int32)
         a_column = tl.load(a + (start + bit) * a_row, mask=start + bit < N, other=0.0)
-        g = tl.maximum(log_decay(a_column, A_log, dt_bias), -128.0)
-        g_coarse = tl.floor(g * COARSE + 0.5)
-        g_fine = (g - g_coarse / COARSE) * FINE
+        g_coarse, g_fine = coarse_and_fine(log_decay(a_column, A_log, dt_bias))
         on_path = (words[:, None] >> bit[None, :]) & 1 != 0
-        coarse += tl.sum(tl.where(on_path, g_coarse.to(tl.int32)[None, :], 0), 1)
-        fine += tl.sum(tl.where(on_path, g_fine.to(tl.int32)[None, :], 0), 1)
+        coarse += tl.sum(tl.where(on_path, g_coarse[None, :], 0), 1)
+        fine += tl.sum(tl.where(on_path, g_fine[None, :], 0), 1)
     return coarse.to(tl.float32) / COARSE, fine.to(tl.float32) / FINE
 
 
@@ -60,11 +72,34 @@ def rows_of_head(x, row, x_row, N, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
-def visible_columns(ancestors, row, first_column, N, WORDS: tl.constexpr, B: tl.constexpr):
-    """bool [B, B]: is column first_column + c the row itself or above it? B divides 32."""
-    words = tl.load(ancestors + row * WORDS + first_column // 64, mask=row < N, other=0)
-    words = (words >> (first_column % 64)).to(tl.int32)
-    return (words[:, None] >> tl.arange(0, B)[None, :]) & 1 != 0
+def visible_columns(
+    ancestors, row, first_column, N, FIRST: tl.constexpr, WORDS: tl.constexpr, B: tl.constexpr
+):
+    """bool [B, B]: is column FIRST + first_column + c the row itself or above it? B divides 32 and first_column."""
+    at, shift = ancestors + row * WORDS + first_column // 64, first_column % 64 + FIRST
+    words = tl.load(at, mask=row < N, other=0) >> shift
+    if FIRST:  # the last column's bit may be the next word's first
+        after = tl.load(at + 1, mask=(row < N) & (first_column // 64 + 1 < WORDS), other=0)
+        words = (words & ((1 << (64 - shift)) - 1)) | (after << (64 - shift))
+    return (words.to(tl.int32)[:, None] >> tl.arange(0, B)[None, :]) & 1 != 0
+
+
+@triton.jit
+def against_root(
+    ancestors, q, k, norm_q, norm_k, coarse, fine, row, k_root, a_root, A_log, dt_bias, N, eps,
+    K: tl.constexpr, K_PAD: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """C and P of rows [B] in the root's column, without beta; zeros where the root is not above a row."""
+    at = tl.arange(0, K_PAD)
+    root = tl.load(k_root + at, mask=at < K, other=0.0).to(tl.float32)
+    norm_root = 1.0 / tl.sqrt(tl.sum(root * root) + eps)
+    root_coarse, root_fine = coarse_and_fine(log_decay(tl.load(a_root), A_log, dt_bias))
+    visible = tl.load(ancestors + row * WORDS, mask=row < N, other=0) & 1 != 0
+    difference = (coarse - root_coarse.to(tl.float32) / COARSE) + (fine - root_fine.to(tl.float32) / FINE)
+    decay = tl.exp(tl.where(visible, difference, -float("inf"))) * norm_root
+    C = tl.sum(k.to(tl.float32) * root[None, :], 1) * norm_k * decay
+    P = tl.sum(q.to(tl.float32) * root[None, :], 1) * norm_q * decay
+    return C, P
 
 
 @triton.jit
@@ -97,25 +132,28 @@ def scalars_kernel(
     mixed_qkv, a, b, A_log, dt_bias, ancestors, scalars,
     N, eps, scale, x_batch, x_row, a_batch, a_row, b_batch, b_row,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, WORDS: tl.constexpr,
-    B: tl.constexpr, LOG_B: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    FIRST: tl.constexpr, B: tl.constexpr, LOG_B: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """What belongs to one head's rows, [heads, 7, rows]: c, d, coarse and fine G, norms of k and q, beta."""
+    """What belongs to one head's rows, [heads, SCALARS, rows]."""
     if PDL:
         gdc_launch_dependents()
     head, i = tl.program_id(0).to(tl.int64), tl.program_id(1)
     batch, v_head = head // HV, head % HV
     mixed_qkv += batch * x_batch + v_head // (HV // H) * K
     padded = tl.num_programs(1) * B
-    row = i * B + tl.arange(0, B)
+    place = i * B + tl.arange(0, B)
+    row = FIRST + place
     q = rows_of_head(mixed_qkv, row, x_row, N, K, K_PAD)
     k = rows_of_head(mixed_qkv + H * K, row, x_row, N, K, K_PAD)
     beta = tl.load(b + batch * b_batch + v_head + row * b_row, mask=row < N, other=0.0)
+    ancestors += batch * N * WORDS
+    a += batch * a_batch + v_head
+    A_log, dt_bias = tl.load(A_log + v_head), tl.load(dt_bias + v_head)
     coarse, fine = path_log_decay(
-        ancestors + batch * N * WORDS, a + batch * a_batch + v_head, a_row, row, i * B + B - 1, N,
-        tl.load(A_log + v_head), tl.load(dt_bias + v_head), WORDS,
+        ancestors, a, a_row, row, FIRST + i * B + B - 1, N, A_log, dt_bias, WORDS
     )  # fmt: skip
     norm_q, norm_k, eG = inverse_norm(q, eps) * scale, inverse_norm(k, eps), tl.exp(coarse + fine)
-    scalars += head * (7 * padded) + row
+    scalars += head * (SCALARS * padded) + place
     tl.store(scalars, eG * norm_k)
     tl.store(scalars + padded, eG * norm_q)
     tl.store(scalars + 2 * padded, coarse)
@@ -123,13 +161,20 @@ def scalars_kernel(
     tl.store(scalars + 4 * padded, norm_k)
     tl.store(scalars + 5 * padded, norm_q)
     tl.store(scalars + 6 * padded, sigmoid(beta.to(tl.float32)))
+    if FIRST:
+        C, P = against_root(
+            ancestors, q, k, norm_q, norm_k, coarse, fine, row, mixed_qkv + H * K, a, A_log, dt_bias, N, eps,
+            K, K_PAD, WORDS,
+        )  # fmt: skip
+        tl.store(scalars + 7 * padded, C)
+        tl.store(scalars + 8 * padded, P)
 
 
 @triton.jit
 def tiles_kernel(
     mixed_qkv, ancestors, scalars, tiles, N, x_batch, x_row,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, WORDS: tl.constexpr,
-    B: tl.constexpr, LOG_B: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    FIRST: tl.constexpr, B: tl.constexpr, LOG_B: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One head's T_i, or for a j <= i its P_ij and, if j < i, -C_ij."""
     if PDL:
@@ -144,16 +189,17 @@ def tiles_kernel(
     mixed_qkv += batch * x_batch + v_head // (HV // H) * K
     inside = tl.arange(0, B)
     above = tl.where(j < 0, i, j)
-    row, column = i * B + inside, above * B + inside
-    visible = visible_columns(ancestors + batch * N * WORDS, row, above * B, N, WORDS, B)
-    k_above = rows_of_head(mixed_qkv + H * K, column, x_row, N, K, K_PAD)
-    tiles += head * (2 * PLANES * plane) + row[:, None] * padded + column[None, :]
-    scalars += head * (7 * padded)
+    place, place_above = i * B + inside, above * B + inside
+    row = FIRST + place
+    visible = visible_columns(ancestors + batch * N * WORDS, row, above * B, N, FIRST, WORDS, B)
+    k_above = rows_of_head(mixed_qkv + H * K, FIRST + place_above, x_row, N, K, K_PAD)
+    tiles += head * (2 * PLANES * plane) + place[:, None] * padded + place_above[None, :]
+    scalars += head * (SCALARS * padded)
     if j < 0:
         if PDL:
             gdc_wait()
-        coarse, fine = tl.load(scalars + 2 * padded + row), tl.load(scalars + 3 * padded + row)
-        norm_k, beta = tl.load(scalars + 4 * padded + row), tl.load(scalars + 6 * padded + row)
+        coarse, fine = tl.load(scalars + 2 * padded + place), tl.load(scalars + 3 * padded + place)
+        norm_k, beta = tl.load(scalars + 4 * padded + place), tl.load(scalars + 6 * padded + place)
         decay = decay_between(coarse, fine, coarse, fine, visible)
         T = diagonal_inverse(k_above, norm_k, beta, decay, B, LOG_B, PRECISION)
         store_tile(tiles, *split_tile(T, PRECISION), plane, PRECISION)
@@ -164,11 +210,11 @@ def tiles_kernel(
             k = rows_of_head(mixed_qkv + H * K, row, x_row, N, K, K_PAD)
         if PDL:
             gdc_wait()
-        coarse, fine = tl.load(scalars + 2 * padded + row), tl.load(scalars + 3 * padded + row)
-        norm_k, norm_q = tl.load(scalars + 4 * padded + row), tl.load(scalars + 5 * padded + row)
-        coarse_above = tl.load(scalars + 2 * padded + column)
-        fine_above = tl.load(scalars + 3 * padded + column)
-        norm_above = tl.load(scalars + 4 * padded + column)
+        coarse, fine = tl.load(scalars + 2 * padded + place), tl.load(scalars + 3 * padded + place)
+        norm_k, norm_q = tl.load(scalars + 4 * padded + place), tl.load(scalars + 5 * padded + place)
+        coarse_above = tl.load(scalars + 2 * padded + place_above)
+        fine_above = tl.load(scalars + 3 * padded + place_above)
+        norm_above = tl.load(scalars + 4 * padded + place_above)
         decay = decay_between(coarse, fine, coarse_above, fine_above, visible)
         P = decayed_product(q, k_above, norm_q, norm_above, decay, PRECISION)
         store_tile(tiles + PLANES * plane, *split_tile(P, PRECISION), plane, PRECISION)

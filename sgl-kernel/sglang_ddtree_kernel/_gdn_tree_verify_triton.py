@@ -9,7 +9,7 @@ import torch
 import triton
 
 from sglang_ddtree_kernel._gdn_tree_verify_rows import rows_kernel
-from sglang_ddtree_kernel._gdn_tree_verify_tiles import scalars_kernel, tiles_kernel
+from sglang_ddtree_kernel._gdn_tree_verify_tiles import SCALARS, scalars_kernel, tiles_kernel
 
 FEW_HEADS = 132  # hardly a program for each multiprocessor
 COLUMNS = 64  # value columns of a program
@@ -54,11 +54,13 @@ def gdn_tree_verify_triton(
     eps: float = 1e-6,
     walk: Walk | None = None,
     one_block: bool = True,
+    root_first: bool | None = None,
 ) -> torch.Tensor:
-    """`gdn_tree_verify` for up to 16 rows in one launch, beyond in three.
+    """`gdn_tree_verify` for up to 17 rows in one launch, beyond in three.
 
     Workspace of the three, per request and value head: 8 bytes for each pair of rows, 4 V for each row.
-    Tests choose the walk (blocks of 16 or 32 rows) and whether so few rows may take one launch.
+    Tests choose the walk (blocks of 16 or 32 rows), whether so few rows may take one launch, and whether the root is
+    a block of its own.
     """
     mixed_qkv, a, b = (x if x.stride(-1) == 1 else x.contiguous() for x in (mixed_qkv, a, b))
     if states.stride(3) != 1:
@@ -69,12 +71,15 @@ def gdn_tree_verify_triton(
     heads = bs * HV
     if heads * N == 0:
         return out
-    walk = walk or pick_walk(N, heads)
+    if root_first is None:  # where one row would begin another block: at budgets of 16, 32, 64 ...
+        root_first = N > 1 and (N - 1) % (walk or pick_walk(N - 1, heads)).rows == 0
+    blocked = N - root_first
+    walk = walk or pick_walk(blocked, heads)
     B, BV = walk.rows, min(COLUMNS, max(16, triton.next_power_of_2(V)))
-    blocks = triton.cdiv(N, B)
+    blocks = max(1, triton.cdiv(blocked, B))
     group = triton.cdiv(blocks, triton.cdiv(blocks, walk.group))  # no larger than even shares need
     blocks = triton.cdiv(blocks, group) * group
-    one_block = one_block and N <= 16
+    one_block = one_block and blocked <= 16
     precision = "tf32x3" if mixed_qkv.dtype == torch.float32 else "bf16x3"
     if triton.knobs.runtime.interpret:
         precision = "ieee"
@@ -87,6 +92,7 @@ def gdn_tree_verify_triton(
         K=head_k_dim,
         K_PAD=max(16, triton.next_power_of_2(head_k_dim)),
         WORDS=words,
+        FIRST=int(root_first),
         B=B,
         LOG_B=B.bit_length() - 1,
         PRECISION=precision,
@@ -100,7 +106,7 @@ def gdn_tree_verify_triton(
         padded, halves = blocks * B, precision == "bf16x3"
         workspace = dict(dtype=torch.bfloat16 if halves else torch.float32)
         tiles = out.new_empty(heads, 4 if halves else 2, padded, padded, **workspace)
-        scalars = out.new_empty(heads, 7, padded, dtype=torch.float32)
+        scalars = out.new_empty(heads, SCALARS.value, padded, dtype=torch.float32)
         updates = out.new_empty(heads, 2 if halves else 1, padded, triton.cdiv(V, BV) * BV, **workspace)
         scalars_kernel[(heads, blocks)](
             *inputs, ancestors, scalars, N, eps, scale, *strides, **common, num_warps=4

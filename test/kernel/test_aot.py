@@ -49,7 +49,7 @@ def launch_gdn(capability: int) -> None:
     _gdn_tree_verify_triton._supports_dependent_launch = lambda device: True
     for dtype, pool in FLOATS if capability == TIGHTEST else FLOATS[:1]:
         for bs in (1, 8):
-            for n in (16, 32, 64, 96, 128, 512):
+            for n in (16, 17, 32, 33, 64, 65, 96, 128, 129, 512):
                 gates = empty(bs, n, HV, dtype=dtype)
                 _gdn_tree_verify_triton.gdn_tree_verify_triton(
                     empty(bs, n, dim, dtype=dtype), gates, gates, fp32(HV), fp32(HV),

@@ -51,6 +51,32 @@ def test_many_heads_hold_fewer_blocks():
     assert [pick_walk(n, 384).group for n in (16, 64, 65, 512)] == [1, 2, 1, 1]
 
 
+@pytest.mark.parametrize(
+    "num_rows,block_rows,group", [(2, 16, 1), (17, 16, 1), (33, 16, 2), (65, 32, 2), (129, 32, 4)]
+)
+@pytest.mark.parametrize("one_block", [True, False])
+def test_root_first(num_rows, block_rows, group, one_block):
+    """The root as a block of its own: the others begin at row 1, so their bits straddle words."""
+    shapes = [random_tree(num_rows, 2, num_rows, 15, invalid=num_rows // 8), chain_tree(2, num_rows)]
+    for tree in shapes:
+        inputs = case(tree, TWO_HEADS)
+        walk = Walk(block_rows, 4, group)
+        assert error(inputs, walk=walk, one_block=one_block, root_first=True) < TOLERANCE
+        inputs["states"] = inputs["states"].bfloat16()
+        assert error(inputs, walk=walk, one_block=one_block, root_first=True) < TOLERANCE
+
+
+def test_root_first_with_strong_decays_and_strides():
+    """Below a root that forgets nearly everything, and one whose decay alone would overflow."""
+    for a, A_log in ((2000.0, 0.0), (1e30, 80.0)):
+        inputs = case(random_tree(8, 2, 33, 9), TWO_HEADS)
+        inputs["a"][:, 0] = a
+        inputs["A_log"][0] = A_log
+        assert error(inputs) < TOLERANCE
+        inputs["slots"][-1] = -1
+        assert error(inputs) < TOLERANCE
+
+
 @pytest.mark.parametrize("num_rows", [1, 5, 16, 20, 32])
 def test_three_launches_for_one_block(num_rows):
     inputs = case(random_tree(num_rows, 2, num_rows, 9), TWO_HEADS)
@@ -154,7 +180,9 @@ def test_a_pool_with_scattered_keys_is_refused():
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="too large for the interpreter")
 @pytest.mark.parametrize("pool_dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("bs,num_rows", [(1, 16), (1, 32), (1, 64), (3, 100), (1, 512), (9, 16)])
+@pytest.mark.parametrize(
+    "bs,num_rows", [(1, 16), (1, 17), (1, 32), (1, 64), (2, 65), (3, 100), (1, 129), (1, 512), (9, 16)]
+)
 def test_served_sizes(bs, num_rows, pool_dtype):
     inputs = case(random_tree(1, bs, num_rows, 31), Heads(4, 12, 128, 128))
     for name in ("mixed_qkv", "a", "b"):

@@ -1,0 +1,39 @@
+"""A server that imports SGLang at once, but starts when it is told to: by a line of flags on its standard input.
+
+    python -m benchmark.serving.gated [--widened] -- SGLANG FLAGS
+
+Imports take 10 to 25 s of one core and neither GPU nor memory of note, so a sweep has the next server do them while
+the one before it still serves. At the end of its input it ends too. --widened: the folders come from
+`python -m benchmark.widen`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from sglang.srt.plugins import load_plugins
+
+
+def main() -> None:
+    separator = sys.argv.index("--")
+    widened, flags = "--widened" in sys.argv[:separator], sys.argv[separator + 1 :]
+    load_plugins()  # before anything else is imported, as `sglang serve` does
+    importlib.import_module("sglang.srt.entrypoints.http_server")
+    line = sys.stdin.readline()
+    if not line:
+        return
+    flags += line.split()
+    if widened:
+        from benchmark.widen.serve import main as serve
+
+        sys.argv = ["python -m benchmark.widen.serve", *flags]
+    else:
+        from sglang.cli.main import main as serve
+
+        sys.argv = ["sglang", "serve", *flags]
+    serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -60,7 +60,7 @@ class Grid:
     """starts x loads, each load repeated. leaky_budgets and leaky_cap: trees whose siblings share recurrent state.
 
     thrifty: what takes long and matters little is left out. Plain decoding's step depends on neither text nor
-    temperature: a quarter of the requests at one stream, none sampled. Sampled traffic gets half of the requests, leaky
+    temperature: an eighth of the requests at one stream, none sampled. Sampled traffic gets half of the requests, leaky
     trees a quarter of the greedy traffic of fewest streams, and the OpenAI client is for the others. A load is warmed
     up by a request per stream, where it otherwise sees all of its prompts before they are timed; acceptance by depth
     is counted over the warm-up, so the greedy traffic of fewest streams keeps all of it.
@@ -94,7 +94,7 @@ class Grid:
         greedy = [t for t in self.traffic if t[0] == 0]
 
         def load(client: str, temperature: float, concurrency: int) -> Load:
-            share = 4 if plain or leaky else 2 if self.thrifty and temperature > 0 else 1
+            share = 8 if plain else 4 if leaky else 2 if self.thrifty and temperature > 0 else 1
             requests = max(self.at_least // share, self.per_stream * concurrency)
             brief = plain or leaky or (self.thrifty and (temperature, concurrency) != min(greedy))
             return Load(
@@ -113,8 +113,8 @@ class Grid:
 
 BUDGETS = (15, 16, 31, 32, 64, 128, 256)
 GRIDS = {
-    # Ten minutes on one GPU at the 27B shape: seven starts of about 20 s, and six minutes of requests. The demo drafter
-    # was trained on 448 tokens, 192 of them a prompt's: after 256 new ones tau falls, slowly to 320 and fast beyond.
+    # Ten minutes on one GPU at the 27B shape: seven starts of up to 36 s, and less than five minutes of requests. The
+    # demo drafter was trained on 448 tokens, 192 of them a prompt's: after 256 new ones tau falls.
     "quick": Grid(
         budgets=(15, 31, 64),
         caps=(8,),

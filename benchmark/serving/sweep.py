@@ -88,10 +88,10 @@ class Sweep:
         plan = [(start, self.missing(start)) for start in self.grid.starts()]
         plan = [(start, loads) for start, loads in plan if loads]
         servers = progress.add_task("servers", total=len(plan))
-        self.bench.start()
-        following: Server | None = None
+        following = self.server(plan[0][0]) if plan else None
         draining: Server | None = None
         try:
+            self.bench.start()
             for i, (start, loads) in enumerate(plan):
                 progress.update(servers, description=f"{start}: starting")
                 server, following = following or self.server(start), None

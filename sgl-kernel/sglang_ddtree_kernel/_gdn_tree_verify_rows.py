@@ -45,17 +45,28 @@ def _times_state(x, S, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _root(S, q_row, k_row, v_row, a, b, A_log, dt_bias, eps, scale, in_v, K: tl.constexpr):
-    """U and the output of row 0, [BV] each."""
-    S, at = S.to(tl.float32), tl.arange(0, S.shape[0])
-    q = tl.load(q_row + at, mask=at < K, other=0.0).to(tl.float32)
-    k = tl.load(k_row + at, mask=at < K, other=0.0).to(tl.float32)
+def _root(
+    S, q_row, v_row, a, b, A_log, dt_bias, eps, scale, in_v,
+    H: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """U and the output of row 0, [BV] each. Its k and q are the first rows of a tile, as products are fast."""
+    at, part = tl.arange(0, S.shape[0]), tl.arange(0, 16)
+    x = tl.load(
+        q_row + tl.where(part == 0, H * K, 0)[:, None] + at[None, :],
+        mask=(part < 2)[:, None] & (at < K)[None, :],
+        other=0.0,
+    )
+    root_k = tl.load(q_row + H * K + at, mask=at < K, other=0.0).to(tl.float32)
     v = tl.sum(tl.load(v_row, mask=in_v, other=0.0).to(tl.float32), 0)
-    q *= scale / tl.sqrt(tl.sum(q * q) + eps)
-    k *= 1.0 / tl.sqrt(tl.sum(k * k) + eps)
+    norm = inverse_norm(x, eps)
+    times_k = tl.sum(x.to(tl.float32) * root_k[None, :], 1) * norm
+    times_k = tl.sum(tl.where(part == 1, times_k, 0.0)) * tl.sum(tl.where(part == 0, norm, 0.0))
+    from_state = _times_state(x, S, PRECISION) * norm[:, None]
     decay = tl.exp(log_decay(tl.load(a), A_log, dt_bias))
-    U = sigmoid(tl.load(b).to(tl.float32)) * (v - decay * tl.sum(k[:, None] * S, 0))
-    return U, decay * tl.sum(q[:, None] * S, 0) + tl.sum(q * k) * U
+    from_state_k = tl.sum(tl.where((part == 0)[:, None], from_state, 0.0), 0)
+    from_state_q = tl.sum(tl.where((part == 1)[:, None], from_state, 0.0), 0)
+    U = sigmoid(tl.load(b).to(tl.float32)) * (v - decay * from_state_k)
+    return U, (decay * from_state_q + times_k * U) * scale
 
 
 @triton.jit
@@ -98,7 +109,7 @@ def rows_kernel(
     A_log, dt_bias = tl.load(A_log + v_head), tl.load(dt_bias + v_head)
     if FIRST:
         U_root, o_root = _root(
-            S, q_head, q_head + H * K, v_head_rows, a, b, A_log, dt_bias, eps, scale, in_v, K
+            S, q_head, v_head_rows, a, b, A_log, dt_bias, eps, scale, in_v, H, K, PRECISION
         )
         tl.store(out, o_root[None, :].to(out.dtype.element_ty), mask=in_v)
     if ONE_BLOCK:

@@ -54,7 +54,8 @@ def path_log_decay(ancestors, a, a_row, row, last, N, A_log, dt_bias, WORDS: tl.
     coarse = tl.zeros([row.shape[0]], tl.int32)
     fine = tl.zeros([row.shape[0]], tl.int32)
     for start in range(0, last + 1, 32):
-        words = tl.load(ancestors + row * WORDS + start // 64, mask=row < N, other=0)
+        within = (row < N) & (start // 64 < WORDS)  # the last rows may be followed by some that pad the block
+        words = tl.load(ancestors + row * WORDS + start // 64, mask=within, other=0)
         words = (words >> (start % 64)).to(tl.int32)
         a_column = tl.load(a + (start + bit) * a_row, mask=start + bit < N, other=0.0)
         g_coarse, g_fine = coarse_and_fine(log_decay(a_column, A_log, dt_bias))
@@ -77,10 +78,10 @@ def visible_columns(
 ):
     """bool [B, B]: is column FIRST + first_column + c the row itself or above it? B divides 32 and first_column."""
     at, shift = ancestors + row * WORDS + first_column // 64, first_column % 64 + FIRST
-    words = tl.load(at, mask=row < N, other=0) >> shift
+    words = tl.load(at, mask=row < N, other=0).to(tl.uint64, bitcast=True) >> shift
     if FIRST:  # the last column's bit may be the next word's first
         after = tl.load(at + 1, mask=(row < N) & (first_column // 64 + 1 < WORDS), other=0)
-        words = (words & ((1 << (64 - shift)) - 1)) | (after << (64 - shift))
+        words |= after.to(tl.uint64, bitcast=True) << (64 - shift)
     return (words.to(tl.int32)[:, None] >> tl.arange(0, B)[None, :]) & 1 != 0
 
 

@@ -52,7 +52,8 @@ def test_many_heads_hold_fewer_blocks():
 
 
 @pytest.mark.parametrize(
-    "num_rows,block_rows,group", [(2, 16, 1), (17, 16, 1), (33, 16, 2), (65, 32, 2), (129, 32, 4)]
+    "num_rows,block_rows,group",
+    [(2, 16, 1), (16, 16, 1), (17, 16, 1), (33, 16, 2), (64, 32, 2), (65, 32, 2), (129, 32, 4)],
 )
 @pytest.mark.parametrize("one_block", [True, False])
 def test_root_first(num_rows, block_rows, group, one_block):

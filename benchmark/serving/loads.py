@@ -11,7 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark.serving import openai_load
+from sglang_ddtree.operate import streams
+
 from benchmark.serving.grids import Load
 from benchmark.serving.prompts import write_custom_dataset
 
@@ -151,8 +152,8 @@ class BenchServing:
 def openai_client(base: str, model: str, load: Load, texts: list[str]) -> Repetition:
     """Each of the texts once, from the `openai` package. Raises openai.APIError."""
     rows = [dict(prompt=text) for text in texts]
-    answers, seconds = openai_load.send(
-        base, rows, load.requests, load.concurrency, load.tokens, load.temperature, model
+    answers, seconds = streams.send(
+        base, rows, load.requests, load.concurrency, load.tokens, load.temperature, model, ignore_eos=True
     )
     return Repetition(
         tokens=sum(a.tokens for a in answers),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sglang_ddtree.operate.streams import Answer
 from typer.testing import CliRunner
 
 from benchmark import cost_model
@@ -17,7 +18,6 @@ from benchmark.report.series import groups, survival
 from benchmark.serving import acceptance, records, sweep
 from benchmark.serving.grids import BUDGETS, CHAIN, GRIDS, LEAKY, METHODS, PLAIN, TREE, Start
 from benchmark.serving.loads import LoadError, read_bench
-from benchmark.serving.openai_load import Answer
 from benchmark.serving.prompts import read_rows, write_custom_dataset
 from benchmark.serving.servers import Pair, arguments, command
 from benchmark.step_cost import Draft, Target
@@ -195,6 +195,8 @@ def test_tokens_that_come_together_share_the_time():
     answer = Answer([(0.5, 1), (0.7, 5), (0.8, 6)])
     assert (answer.tokens, answer.first_s, answer.last_s) == (6, 0.5, 0.8)
     assert answer.gaps_ms() == pytest.approx([50, 50, 50, 50, 100])
+    nothing = Answer(seconds=0.3)  # the end of text came first
+    assert (nothing.tokens, nothing.first_s, nothing.gaps_ms()) == (0, 0.3, [])
 
 
 def test_prompts_are_spread_over_the_file(tmp_path):

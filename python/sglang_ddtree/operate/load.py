@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import statistics
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import openai
 import requests
 
+from sglang_ddtree.operate import streams
 from sglang_ddtree.operate.unit import OperateError
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
-TIMEOUT = 600  # seconds for one request
 
 
 @dataclass(frozen=True)
@@ -43,13 +39,9 @@ def read_prompts(path: Path) -> list[dict]:
     return rows
 
 
-def api_key() -> str:
-    return os.environ.get("SGLANG_API_KEY", "none")
-
-
 def counts(base: str) -> tuple[int, int]:
     """(steps, accepted drafts) of the server since its start, over its data-parallel ranks."""
-    headers = {"Authorization": f"Bearer {api_key()}"}
+    headers = {"Authorization": f"Bearer {streams.api_key()}"}
     answer = requests.get(base + "/server_info", headers=headers, timeout=30)
     answer.raise_for_status()
     states = [s["ddtree"] for s in answer.json()["internal_states"] if "ddtree" in s]
@@ -58,57 +50,17 @@ def counts(base: str) -> tuple[int, int]:
 
 def measure(base: str, prompts: list[dict], number: int, concurrency: int, max_tokens: int) -> Measured:
     """Sends `number` greedy requests, `concurrency` at a time, after as many unmeasured ones as run at a time."""
-    return asyncio.run(_measure(base, prompts, number, concurrency, max_tokens))
-
-
-async def _measure(
-    base: str, prompts: list[dict], number: int, concurrency: int, max_tokens: int
-) -> Measured:
-    async with openai.AsyncOpenAI(
-        base_url=base + "/v1", api_key=api_key(), timeout=TIMEOUT, max_retries=0
-    ) as client:
-        model = (await client.models.list()).data[0].id
-        free = asyncio.Semaphore(concurrency)
-
-        async def one(i: int) -> tuple[float, float, int]:
-            async with free:
-                return await _request(client, model, prompts[i % len(prompts)], max_tokens)
-
-        await asyncio.gather(*map(one, range(concurrency)))
-        steps, accepted = counts(base)
-        started = time.perf_counter()
-        done = await asyncio.gather(*map(one, range(number)))
-        seconds = time.perf_counter() - started
+    streams.send(base, prompts, concurrency, concurrency, max_tokens)
+    steps, accepted = counts(base)
+    answers, seconds = streams.send(base, prompts, number, concurrency, max_tokens)
     now_steps, now_accepted = counts(base)
-    tokens = sum(n for _, _, n in done)
+    tokens = sum(a.tokens for a in answers)
     return Measured(
         requests=number,
         tokens=tokens,
         seconds=seconds,
         tok_s=tokens / seconds,
-        ttft_s=statistics.median(first for first, _, _ in done),
-        request_s=statistics.median(whole for _, whole, _ in done),
+        ttft_s=statistics.median(a.first_s for a in answers),
+        request_s=statistics.median(a.seconds for a in answers),
         tau=1 + (now_accepted - accepted) / max(1, now_steps - steps),
     )
-
-
-async def _request(
-    client: openai.AsyncOpenAI, model: str, row: dict, max_tokens: int
-) -> tuple[float, float, int]:
-    """(seconds to the first token, seconds to the last, output tokens) of one request."""
-    started, first, tokens = time.perf_counter(), None, 0
-    create = client.completions.create if "prompt" in row else client.chat.completions.create
-    stream = await create(
-        model=model,
-        max_tokens=max_tokens,
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
-        **{k: row[k] for k in ("prompt", "messages") if k in row},
-    )
-    async for chunk in stream:
-        if chunk.choices and first is None:
-            first = time.perf_counter() - started
-        if chunk.usage is not None:
-            tokens = chunk.usage.completion_tokens
-    return first or 0.0, time.perf_counter() - started, tokens

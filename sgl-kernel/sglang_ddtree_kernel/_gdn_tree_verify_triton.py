@@ -54,7 +54,7 @@ def gdn_tree_verify_triton(
     eps: float = 1e-6,
     walk: Walk | None = None,
     one_block: bool = True,
-    root_first: bool | None = None,
+    root_alone: bool | None = None,
 ) -> torch.Tensor:
     """`gdn_tree_verify` for up to 17 rows in one launch, beyond in three.
 
@@ -71,9 +71,9 @@ def gdn_tree_verify_triton(
     heads = bs * HV
     if heads * N == 0:
         return out
-    if root_first is None:  # where one row would begin another block: at budgets of 16, 32, 64 ...
-        root_first = N > 1 and (N - 1) % (walk or pick_walk(N - 1, heads)).rows == 0
-    blocked = N - root_first
+    if root_alone is None:  # where one row would begin another block: at budgets of 16, 32, 64 ...
+        root_alone = N > 1 and (N - 1) % (walk or pick_walk(N - 1, heads)).rows == 0
+    blocked = N - root_alone
     walk = walk or pick_walk(blocked, heads)
     B, BV = walk.rows, min(COLUMNS, max(16, triton.next_power_of_2(V)))
     blocks = max(1, triton.cdiv(blocked, B))
@@ -92,7 +92,7 @@ def gdn_tree_verify_triton(
         K=head_k_dim,
         K_PAD=max(16, triton.next_power_of_2(head_k_dim)),
         WORDS=words,
-        FIRST=int(root_first),
+        FIRST=int(root_alone),
         B=B,
         LOG_B=B.bit_length() - 1,
         PRECISION=precision,

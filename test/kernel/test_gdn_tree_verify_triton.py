@@ -56,18 +56,18 @@ def test_many_heads_hold_fewer_blocks():
     [(2, 16, 1), (16, 16, 1), (17, 16, 1), (33, 16, 2), (64, 32, 2), (65, 32, 2), (129, 32, 4)],
 )
 @pytest.mark.parametrize("one_block", [True, False])
-def test_root_first(num_rows, block_rows, group, one_block):
+def test_root_alone(num_rows, block_rows, group, one_block):
     """The root as a block of its own: the others begin at row 1, so their bits straddle words."""
     shapes = [random_tree(num_rows, 2, num_rows, 15, invalid=num_rows // 8), chain_tree(2, num_rows)]
     for tree in shapes:
         inputs = case(tree, TWO_HEADS)
         walk = Walk(block_rows, 4, group)
-        assert error(inputs, walk=walk, one_block=one_block, root_first=True) < TOLERANCE
+        assert error(inputs, walk=walk, one_block=one_block, root_alone=True) < TOLERANCE
         inputs["states"] = inputs["states"].bfloat16()
-        assert error(inputs, walk=walk, one_block=one_block, root_first=True) < TOLERANCE
+        assert error(inputs, walk=walk, one_block=one_block, root_alone=True) < TOLERANCE
 
 
-def test_root_first_with_strong_decays_and_strides():
+def test_root_alone_with_strong_decays_and_strides():
     """Below a root that forgets nearly everything, and one whose decay alone would overflow."""
     for a, A_log in ((2000.0, 0.0), (1e30, 80.0)):
         inputs = case(random_tree(8, 2, 33, 9), TWO_HEADS)

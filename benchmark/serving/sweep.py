@@ -28,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmark.serving import acceptance, machine, records
-from benchmark.serving.grids import GRIDS, Grid, Load, Start
+from benchmark.serving.grids import GRIDS, LEAKY, Grid, Load, Start
 from benchmark.serving.loads import BenchServing, LoadError, Repetition, openai_client
 from benchmark.serving.prompts import HELDOUT, UsageError, read_rows, texts
 from benchmark.serving.records import Run
@@ -100,8 +100,11 @@ class Sweep:
                         draining.stop()
                     server.go()
                     for k, load in enumerate(loads):
-                        # Beside no server's first load, one request at a time, which the others are compared by.
-                        if k == 1 and i + 1 < len(plan) and machine.has_cores_to_spare():
+                        # Not beside the first load, one request at a time, by which methods are compared; leaky
+                        # trees have no other, and lose half of their speed.
+                        alone = k == 0 and start.method != LEAKY
+                        more = following is None and i + 1 < len(plan)
+                        if more and not alone and machine.has_cores_to_spare():
                             following = self.server(plan[i + 1][0])
                         progress.update(servers, description=f"{start}: {load}")
                         self.one(start, load, server)

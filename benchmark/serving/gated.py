@@ -9,6 +9,7 @@ the one before it still serves. At the end of its input it ends too. --widened: 
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 
@@ -16,15 +17,17 @@ from sglang.srt.plugins import load_plugins
 
 
 def main() -> None:
-    separator = sys.argv.index("--")
-    widened, flags = "--widened" in sys.argv[:separator], sys.argv[separator + 1 :]
+    parser = argparse.ArgumentParser(prog="python -m benchmark.serving.gated", description=__doc__)
+    parser.add_argument("--widened", action="store_true")
+    parser.add_argument("flags", nargs="+", help="of `sglang serve`, after --")
+    given = parser.parse_args()
     load_plugins()  # before anything else is imported, as `sglang serve` does
     importlib.import_module("sglang.srt.entrypoints.http_server")
     line = sys.stdin.readline()
     if not line:
         return
-    flags += line.split()
-    if widened:
+    flags = given.flags + line.split()
+    if given.widened:
         from benchmark.widen.serve import main as serve
 
         sys.argv = ["python -m benchmark.widen.serve", *flags]

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_ddtree_kernel._gdn_triton import sigmoid
+from sglang_ddtree_kernel._gdn_triton import sigmoid, silu
 
 PROGRAMS = 264  # two for every multiprocessor of an H100; beyond, a program takes more heads
 
@@ -26,7 +26,7 @@ def _gated_norm_kernel(
     gates = tl.load(gate + gate_at, mask=inside, other=0.0).to(tl.float32)
     weights = tl.load(weight + column, mask=column < V, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 1) / V + eps)
-    factor = sigmoid(gates) if SIGMOID else gates * sigmoid(gates)
+    factor = sigmoid(gates) if SIGMOID else silu(gates)
     result = values * scale[:, None] * weights[None, :] * factor
     tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
 

@@ -9,7 +9,7 @@ from triton.language.extra.cuda import gdc_wait
 from sglang_ddtree_kernel._gdn_tree_verify_tiles import (
     SCALARS,
     against_root,
-    decay_between,
+    decay_of_pairs,
     decayed_product,
     diagonal_inverse,
     path_log_decay,
@@ -124,7 +124,7 @@ def rows_kernel(
         visible = visible_columns(ancestors, row, 0, N, FIRST, WORDS, B)
         norm_q, norm_k, eG = inverse_norm(q, eps) * scale, inverse_norm(k, eps), tl.exp(coarse + fine)
         from_state_k, from_state_q = _times_state(k, S, PRECISION), _times_state(q, S, PRECISION)
-        decay = decay_between(coarse, fine, coarse, fine, visible)
+        decay = decay_of_pairs(coarse, fine, coarse, fine, visible)
         P = decayed_product(q, k, norm_q, norm_k, decay, PRECISION)
         T = diagonal_inverse(k, norm_k, beta, decay, B, LOG_B, PRECISION)
         rest = v.to(tl.float32) - (eG * norm_k)[:, None] * from_state_k

@@ -29,9 +29,8 @@ from sglang_ddtree_kernel._split_triton import multiply, split_tile, store_tile,
 
 COARSE = tl.constexpr(256.0)  # in units of 1 / COARSE, 512 times -128 is 2^24, which fp32 still holds
 FINE = tl.constexpr(268435456.0)  # 2^28: 512 remainders of at most 2^-9 are 2^28
-SCALARS = tl.constexpr(
-    9
-)  # of a row: c, d, coarse and fine G, norms of k and q, beta, C and P against the root
+# Of a row: c, d, coarse and fine G, norms of k and q, beta, C and P against the root.
+SCALARS = tl.constexpr(9)
 
 
 @triton.jit
@@ -86,6 +85,19 @@ def visible_columns(
 
 
 @triton.jit
+def decay_between(coarse, fine, coarse_above, fine_above, visible):
+    """e^(G - G above) where visible: at most 1; 0 elsewhere, where the difference may be positive."""
+    difference = (coarse - coarse_above) + (fine - fine_above)
+    return tl.exp(tl.where(visible, difference, -float("inf")))
+
+
+@triton.jit
+def decay_of_pairs(coarse, fine, coarse_above, fine_above, visible):
+    """`decay_between` of every row and every column, [B, B]."""
+    return decay_between(coarse[:, None], fine[:, None], coarse_above[None, :], fine_above[None, :], visible)
+
+
+@triton.jit
 def against_root(
     ancestors, q, k, norm_q, norm_k, coarse, fine, row, k_root, a_root, A_log, dt_bias, N, eps,
     K: tl.constexpr, K_PAD: tl.constexpr, WORDS: tl.constexpr,
@@ -96,8 +108,8 @@ def against_root(
     norm_root = 1.0 / tl.sqrt(tl.sum(root * root) + eps)
     root_coarse, root_fine = coarse_and_fine(log_decay(tl.load(a_root), A_log, dt_bias))
     visible = tl.load(ancestors + row * WORDS, mask=row < N, other=0) & 1 != 0
-    difference = (coarse - root_coarse.to(tl.float32) / COARSE) + (fine - root_fine.to(tl.float32) / FINE)
-    decay = tl.exp(tl.where(visible, difference, -float("inf"))) * norm_root
+    root_coarse, root_fine = root_coarse.to(tl.float32) / COARSE, root_fine.to(tl.float32) / FINE
+    decay = decay_between(coarse, fine, root_coarse, root_fine, visible) * norm_root
     C = tl.sum(k.to(tl.float32) * root[None, :], 1) * norm_k * decay
     P = tl.sum(q.to(tl.float32) * root[None, :], 1) * norm_q * decay
     return C, P
@@ -111,13 +123,6 @@ def decayed_product(x, k, scale_x, scale_k, decay, PRECISION: tl.constexpr):
         zero = tl.zeros([x.shape[0], k.shape[0]], tl.float32)
         product = multiply(x.to(tl.float32), tl.trans(k.to(tl.float32)), zero, PRECISION)
     return product * (scale_x[:, None] * scale_k[None, :]) * decay
-
-
-@triton.jit
-def decay_between(coarse, fine, coarse_above, fine_above, visible):
-    """e^(G_row - G_column) where visible: at most 1; 0 elsewhere, where the difference may be positive."""
-    difference = (coarse[:, None] - coarse_above[None, :]) + (fine[:, None] - fine_above[None, :])
-    return tl.exp(tl.where(visible, difference, -float("inf")))
 
 
 @triton.jit
@@ -201,7 +206,7 @@ def tiles_kernel(
             gdc_wait()
         coarse, fine = tl.load(scalars + 2 * padded + place), tl.load(scalars + 3 * padded + place)
         norm_k, beta = tl.load(scalars + 4 * padded + place), tl.load(scalars + 6 * padded + place)
-        decay = decay_between(coarse, fine, coarse, fine, visible)
+        decay = decay_of_pairs(coarse, fine, coarse, fine, visible)
         T = diagonal_inverse(k_above, norm_k, beta, decay, B, LOG_B, PRECISION)
         store_tile(tiles, *split_tile(T, PRECISION), plane, PRECISION)
     else:
@@ -216,7 +221,7 @@ def tiles_kernel(
         coarse_above = tl.load(scalars + 2 * padded + place_above)
         fine_above = tl.load(scalars + 3 * padded + place_above)
         norm_above = tl.load(scalars + 4 * padded + place_above)
-        decay = decay_between(coarse, fine, coarse_above, fine_above, visible)
+        decay = decay_of_pairs(coarse, fine, coarse_above, fine_above, visible)
         P = decayed_product(q, k_above, norm_q, norm_above, decay, PRECISION)
         store_tile(tiles + PLANES * plane, *split_tile(P, PRECISION), plane, PRECISION)
         if j < i:

@@ -76,7 +76,7 @@ def gdn_tree_verify_triton(
     blocked = N - root_alone
     walk = walk or pick_walk(blocked, heads)
     B, BV = walk.rows, min(COLUMNS, max(16, triton.next_power_of_2(V)))
-    blocks = max(1, triton.cdiv(blocked, B))
+    blocks = triton.cdiv(blocked, B)
     group = triton.cdiv(blocks, triton.cdiv(blocks, walk.group))  # no larger than even shares need
     blocks = triton.cdiv(blocks, group) * group
     one_block = one_block and blocked <= 16

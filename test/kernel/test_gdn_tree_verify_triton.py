@@ -67,7 +67,7 @@ def test_root_alone(num_rows, block_rows, group, one_block):
         assert error(inputs, walk=walk, one_block=one_block, root_alone=True) < TOLERANCE
 
 
-def test_root_alone_with_strong_decays_and_strides():
+def test_root_alone_with_strong_decays_and_padding():
     """Below a root that forgets nearly everything, and one whose decay alone would overflow."""
     for a, A_log in ((2000.0, 0.0), (1e30, 80.0)):
         inputs = case(random_tree(8, 2, 33, 9), TWO_HEADS)

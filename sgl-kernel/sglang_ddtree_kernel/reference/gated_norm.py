@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
-from sglang_ddtree_kernel.reference.gdn_math import compute_dtype
+from sglang_ddtree_kernel.reference.gdn_math import compute_dtype, sigmoid, silu
 
 
 def gated_norm(
@@ -13,6 +12,6 @@ def gated_norm(
 ) -> torch.Tensor:
     dtype = compute_dtype(x)
     gate = gate.reshape(x.shape).to(dtype)
-    gate = torch.sigmoid(gate) if activation == "sigmoid" else F.silu(gate)
-    normed = F.rms_norm(x.to(dtype), x.shape[-1:], eps=eps)
+    gate = sigmoid(gate) if activation == "sigmoid" else silu(gate)
+    normed = torch.nn.functional.rms_norm(x.to(dtype), x.shape[-1:], eps=eps)
     return (normed * weight.to(dtype) * gate).to(x.dtype).flatten(1)

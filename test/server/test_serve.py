@@ -118,6 +118,8 @@ def test_six_at_once_and_a_neighbour_that_hangs_up(client):
         {"max_tokens": "many"},
         {"prompt": []},
         {"max_tokens": 10_000_000},
+        {"prompt": [1, 999_999_999]},
+        {"prompt": [[1, 2], [-1]]},
     ],
 )
 def test_malformed_request_is_a_4xx_and_the_server_goes_on(client, body):

@@ -1,4 +1,4 @@
-"""The rows of the hook table for those who operate a server: the port, draining, metrics."""
+"""The rows of the hook table for those who operate a server: the port, refused prompts, draining, metrics."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ OPERATE_CONTACTS: tuple[Contact, ...] = (
         "adds the gate that refuses requests while draining; tells systemd",
         "before",
         D + "setup_http_server",
+    ),
+    Contact(
+        T + "_validate_one_request",
+        "self obj input_ids",
+        "refuses token ids outside the vocabulary, which would end the scheduler",
+        "before",
+        "sglang_ddtree.operate.token_ids.validate_one_request",
     ),
     Contact(T + "sigterm_watchdog", "self", "drains without a limit", "around", D + "sigterm_watchdog"),
     Contact(T + "auto_create_handle_loop", "self", "SIGTERM is handled from the first second of HTTP on"),

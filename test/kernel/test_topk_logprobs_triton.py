@@ -52,6 +52,28 @@ def test_few_columns(vocab, k):
     assert_same(topk_logprobs_small(logits, k), reference.topk_logprobs(logits, k, 0))
 
 
+@pytest.mark.parametrize("vocab,k", [(1, 1), (5, 5), (8, 8), (40, 8), (130, 8), (256, 8), (260, 8)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_few_narrow_columns(vocab, k, dtype):
+    """Fewer blocks or whole groups than k, and zeros of both signs, which tie."""
+    logits = make_logits("ties", 4, vocab).to(DEVICE, dtype)
+    zeros = torch.where(torch.arange(vocab, device=DEVICE) % 3 == 0, 0.0, -0.0).to(dtype).expand(2, -1)
+    masked = torch.full_like(logits, -torch.inf)
+    masked[:, -1] = -1.0
+    for x in (logits, zeros, masked):
+        assert_same(topk_logprobs_small(x, k), reference.topk_logprobs(x, k, 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_subnormal_values_differ(dtype):
+    """None of them is taken for zero."""
+    if DEVICE == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("the interpreter converts these numbers to bf16 wrongly")
+    bits = torch.arange(1, 101, dtype=torch.int16, device=DEVICE)
+    logits = torch.stack([bits.view(dtype), bits.flip(0).view(dtype), -bits.view(dtype)])
+    assert_same(topk_logprobs_small(logits, 8), reference.topk_logprobs(logits, 8, 0))
+
+
 def test_strided_rows():
     logits = make_logits("plain", 4, 300).to(DEVICE)
     for view in (logits[::2, 7:250], logits[:, :60].T):

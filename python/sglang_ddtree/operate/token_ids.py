@@ -1,7 +1,7 @@
 """A prompt given as token ids is refused where one lies outside the vocabulary.
 
-Stock SGLang 0.5.17 has a check of its own that nothing calls: such an id reaches the embedding, fails there (on a GPU as
-a device-side assertion) and takes the scheduler, and so every request of the server, with it.
+Stock SGLang 0.5.17 has a check of its own that nothing calls: such an id reaches the embedding, fails there (on a
+GPU as a device-side assertion) and takes the scheduler, and so every request of the server, with it.
 """
 
 from __future__ import annotations

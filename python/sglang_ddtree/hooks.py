@@ -211,6 +211,13 @@ CONTACTS: tuple[Contact, ...] = (
         "sglang_ddtree.verify.stash.req_to_token_extra_context_len",
     ),
     Contact(
+        S + "layers.logits_processor.LogitsProcessor._copy_logits_to_buffer",
+        "self logits logits_metadata use_buffer",
+        "logits of a tree stay in the head's dtype where only their argmax is wanted",
+        "around",
+        "sglang_ddtree.verify.sample.copy_logits_to_buffer",
+    ),
+    Contact(
         S + "models.qwen3_5.Qwen3_5GatedDeltaNet.forward",
         "self hidden_states forward_batch",
         "GDN layers of a tree without copies of q|k|v, z, b and a",

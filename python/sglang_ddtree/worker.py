@@ -37,7 +37,7 @@ from sglang_ddtree.server_args import markov_file
 from sglang_ddtree.verify.grammar import tree_links
 from sglang_ddtree.verify.input import DDTreeVerifyInput
 from sglang_ddtree.verify.penalties import OutputPenalties, is_penalised
-from sglang_ddtree.verify.sample import adjust_logits, target_tokens
+from sglang_ddtree.verify.sample import adjust_logits, reads_only_argmax, target_tokens
 from sglang_ddtree.verify.stash import GdnStash
 
 if TYPE_CHECKING:
@@ -202,6 +202,8 @@ class DDTreeWorker(DFlashWorkerV2):
                 batch=None, forward_batch=verify_batch, is_verify=True
             ).logits_output
 
+        if not reads_only_argmax(batch):
+            out.next_token_logits = out.next_token_logits.float()
         tokens = self._target_tokens(
             batch, out.next_token_logits, verify_input, grammar_tree, grammar_barrier
         )

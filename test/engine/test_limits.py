@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from support.engines import decode_plainly, divergences, engine, greedy, tau
 from support.prompts import PROMPTS
 
@@ -34,6 +35,13 @@ def test_bf16():
         plain = running.generate(PROMPTS[:8], greedy(32))
     with engine(15, dtype="bfloat16") as running:
         outputs = running.generate(PROMPTS[:8], greedy(32))
+        scored = running.generate(PROMPTS[:2], greedy(32), return_logprob=True)
+        forced = running.generate(PROMPTS[0], greedy(8) | {"logit_bias": {"77": 1000.0}})
+    # Logits whose argmax alone is wanted stay in bf16; others are adjusted, and log-probs taken, in fp32.
+    logprobs = torch.tensor([x[0] for o in scored for x in o["meta_info"]["output_token_logprobs"]])
+    assert [o["output_ids"] for o in scored] == [o["output_ids"] for o in outputs[:2]]
+    assert (logprobs.bfloat16().float() != logprobs).float().mean() > 0.5
+    assert forced["output_ids"] == [77] * 8
     same = sum(a["output_ids"] == b["output_ids"] for a, b in zip(plain, outputs, strict=True))
     print(f"bf16: {same} of 8 texts equal, tau {tau(outputs, 32):.2f}")
     assert same >= 5

@@ -102,11 +102,12 @@ def _best_columns(x, groups, exists, place, K: tl.constexpr, GROUP: tl.constexpr
 @triton.jit
 def _search_any(
     logits, group_max, block_max, place,
-    VOCAB: tl.constexpr, BLOCKS: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    VOCAB: tl.constexpr, BLOCKS: tl.constexpr, ROW_BLOCKS: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Values in fp32 and numbers of the K best columns of one row, each at its place."""
     used = (place < K)[:, None]
-    block = tl.arange(0, triton.next_power_of_2(BLOCKS))
+    block = tl.arange(0, ROW_BLOCKS)
     exists = block < BLOCKS
     blocks = _best_units(tl.load(block_max + block, mask=exists), block, exists, BLOCKS, place, K)
     group = blocks[:, None] * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)[None, :]
@@ -221,7 +222,8 @@ def _descend(keys, x, SIZE: tl.constexpr, end, ALL: tl.constexpr, K: tl.constexp
 @triton.jit
 def _search_few(
     logits, group_max, block_max, place,
-    VOCAB: tl.constexpr, BLOCKS: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    VOCAB: tl.constexpr, BLOCKS: tl.constexpr, ROW_BLOCKS: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
 ):  # fmt: skip
     """`_search_any` for 16 bits and K so small that all can be unrolled.
 
@@ -291,6 +293,7 @@ def search_kernel(
             place,
             VOCAB,
             BLOCKS,
+            ROW_BLOCKS,
             K,
             GROUP,
             BLOCK_GROUPS,

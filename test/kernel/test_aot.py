@@ -147,7 +147,7 @@ def report(capability: int) -> list[str]:
 
 
 def test_kernels_name_nothing_of_the_triton_module():
-    """SGLang replaces triton.next_power_of_2 by a function that kernels may not call: tests pass, a server does not start."""
+    """SGLang replaces triton.next_power_of_2 by what a kernel may not call: tests pass, a server does not start."""
     seen = 0
     for path in (REPOSITORY / "sgl-kernel/sglang_ddtree_kernel").glob("*.py"):
         for function in ast.walk(ast.parse(path.read_text())):

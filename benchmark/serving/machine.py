@@ -63,9 +63,9 @@ def cpu_threads() -> int:
     return int(os.environ.get("OMP_NUM_THREADS", "1"))
 
 
-def has_cores_to_spare() -> bool:
-    """May a process import SGLang beside a load that is timed? It keeps one core busy for some 20 s."""
-    return bool(gpus()) and (os.cpu_count() or 1) >= 8
+def servers_ahead() -> int:
+    """How many servers may import SGLang beside the one that starts: two processes of each do, a core each."""
+    return max(0, (os.cpu_count() or 1) // 2 - 2) if gpus() else 0
 
 
 def hardware(tp: int = 1) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -61,22 +62,31 @@ def arguments(start: Start, pair: Pair, on_gpu: bool, streams: int) -> list[str]
     return [*found, *pair.flags]
 
 
-def command(pair: Pair) -> list[str]:
+def command(pair: Pair, gate: Path) -> list[str]:
     """`sglang serve` behind a gate; folders without weights have a server of their own, which makes them."""
     widened = ["--widened"] if (Path(pair.target) / RECIPE).exists() else []
-    return [sys.executable, "-m", "benchmark.serving.gated", *widened, "--"]
+    return [sys.executable, "-m", "benchmark.serving.gated", "--gate", str(gate), *widened, "--"]
+
+
+def free_port() -> int:
+    """Below those that the system gives to clients: the server may take it minutes later."""
+    while True:
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", random.randrange(20_000, 30_000)))
+            return s.getsockname()[1]
 
 
 class Server:
-    """One `sglang serve` in a session of its own, which imports SGLang and waits for `go`.
+    """One `sglang serve` in a session of its own, whose processes import SGLang and wait for `go`.
 
-    log: its output. start_s: seconds from `go` until /health answered 200.
+    log: its output; the gate is a file beside it. start_s: seconds from `go` until /health answered 200.
     """
 
     def __init__(self, start: Start, pair: Pair, streams: int, log: Path):
-        self.on_gpu, self.log = bool(gpus()), log
+        self.on_gpu, self.log, self.gate = bool(gpus()), log, log.with_suffix(".gate")
         self.flags = arguments(start, pair, self.on_gpu, streams)
-        self.base = ""  # where it serves, once it does
+        port = free_port()
+        self.base = f"http://127.0.0.1:{port}"  # where it serves, once it does
         environment = {k: v for k, v in os.environ.items() if k != "SGLANG_DDTREE_LEAKY"}
         environment.setdefault("HF_HUB_OFFLINE", "1")
         if start.method == LEAKY:
@@ -87,8 +97,8 @@ class Server:
         self.ending: list[psutil.Process] = []
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                [*command(pair), *self.flags],
-                stdin=subprocess.PIPE,
+                [*command(pair, self.gate), *self.flags, "--host", "127.0.0.1", "--port", str(port)],
+                stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -97,18 +107,12 @@ class Server:
             )
 
     def go(self) -> None:
-        """Lets it start, and waits until it serves.
+        """Opens the gate, and waits until it serves.
 
         Raises ServerError where it ends before it serves, or takes longer than START_LIMIT.
         """
         began = time.monotonic()
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        self.base = f"http://127.0.0.1:{port}"
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which is found out below
-            self.process.stdin.write(f"--host 127.0.0.1 --port {port}\n".encode())
-            self.process.stdin.close()
+        self.gate.touch()
         while time.monotonic() - began < START_LIMIT:
             if self.process.poll() is not None:
                 raise ServerError(f"ended with status {self.process.returncode}: {self.last_words()}")

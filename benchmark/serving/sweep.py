@@ -17,6 +17,8 @@ import shutil
 import signal
 import statistics
 import tempfile
+from collections import deque
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmark.serving import acceptance, machine, records
-from benchmark.serving.grids import GRIDS, LEAKY, Grid, Load, Start
+from benchmark.serving.grids import GRIDS, Grid, Load, Start
 from benchmark.serving.loads import BenchServing, LoadError, Repetition, openai_client
 from benchmark.serving.prompts import HELDOUT, UsageError, read_rows, texts
 from benchmark.serving.records import Run
@@ -88,23 +90,22 @@ class Sweep:
         plan = [(start, self.missing(start)) for start in self.grid.starts()]
         plan = [(start, loads) for start, loads in plan if loads]
         servers = progress.add_task("servers", total=len(plan))
-        following = self.server(plan[0][0]) if plan else None
+        upcoming = iter(plan)
+        waiting: deque[Server] = deque()
         draining: Server | None = None
         try:
             self.bench.start()
-            for i, (start, loads) in enumerate(plan):
+            for start, loads in plan:
                 progress.update(servers, description=f"{start}: starting")
-                server, following = following or self.server(start), None
-                # The next one imports beside a load, but not the first, one request at a time, by which methods are
-                # compared; leaky trees have no other, and lose half of their speed.
-                beside = 0 if start.method == LEAKY else 1
+                # The servers after this one do meanwhile what needs no GPU: beside its start, not beside its loads.
+                for later, _ in islice(upcoming, 1 + machine.servers_ahead() - len(waiting)):
+                    waiting.append(self.server(later))
+                server = waiting.popleft()
                 try:
                     if draining is not None:
                         draining.stop()
                     server.go()
-                    for k, load in enumerate(loads):
-                        if k == beside and i + 1 < len(plan) and machine.has_cores_to_spare():
-                            following = self.server(plan[i + 1][0])
+                    for load in loads:
                         progress.update(servers, description=f"{start}: {load}")
                         self.one(start, load, server)
                 except FAILURES as e:
@@ -114,14 +115,13 @@ class Sweep:
                     draining = server
                 progress.advance(servers)
         finally:
-            if following is not None:
-                following.drain()
-                following.stop()
-            if draining is not None:
-                draining.stop()
+            for server in waiting:
+                server.drain()
+            for server in (*waiting, *([draining] if draining else [])):
+                server.stop()
 
     def server(self, start: Start) -> Server:
-        """Importing, not started yet."""
+        """Waiting at its gate, or on its way there."""
         return Server(start, self.pair, self.streams, self.folder / f"{start.slug}.log")
 
     def failed(self, start: Start, server: Server, error: Exception) -> None:

@@ -146,8 +146,9 @@ def test_folders_without_weights_have_a_server_that_makes_them(tmp_path):
     from benchmark.widen.folders import write_folders
 
     wide = Pair(*map(str, write_folders("mid", tmp_path)))
-    assert command(wide)[1:] == ["-m", "benchmark.serving.gated", "--widened", "--"]
-    assert command(PAIR)[1:] == ["-m", "benchmark.serving.gated", "--"]
+    gated, gate = ["-m", "benchmark.serving.gated", "--gate", "x.gate"], Path("x.gate")
+    assert command(wide, gate)[1:] == [*gated, "--widened", "--"]
+    assert command(PAIR, gate)[1:] == [*gated, "--"]
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,8 @@ class Grid:
 
 BUDGETS = (15, 16, 31, 32, 64, 128, 256)
 GRIDS = {
-    # Laid out for ten minutes on one GPU at the 27B shape: seven starts of about 20 s (docs/benchmarks.md names a host
-    # that took 36) and five minutes of requests. The demo drafter was trained on 448 tokens, 192 of them a prompt's:
+    # Laid out for ten minutes on one GPU at the 27B shape: seven starts, all but the first with its imports done, and
+    # five minutes of requests. The demo drafter was trained on 448 tokens, 192 of them a prompt's:
     # after 256 new ones tau falls.
     "quick": Grid(
         budgets=(15, 31, 64),

@@ -120,6 +120,8 @@ def test_six_at_once_and_a_neighbour_that_hangs_up(client):
         {"max_tokens": 10_000_000},
         {"prompt": [1, 999_999_999]},
         {"prompt": [[1, 2], [-1]]},
+        {"logprobs": 1_000_000},
+        {"logit_bias": {"5": 1e39}},
     ],
 )
 def test_malformed_request_is_a_4xx_and_the_server_goes_on(client, body):
@@ -128,6 +130,12 @@ def test_malformed_request_is_a_4xx_and_the_server_goes_on(client, body):
             "/completions", body={"model": "demo", "prompt": "x", "max_tokens": 4} | body, cast_to=object
         )
     assert 400 <= refused.value.status_code < 500
+    assert complete(client).choices[0].text
+
+
+def test_an_empty_prompt_of_token_ids_is_refused(server, client):
+    answer = requests.post(server.base + "/generate", json={"input_ids": [[]]}, timeout=60)
+    assert answer.status_code == 400 and "empty" in answer.json()["error"]["message"]
     assert complete(client).choices[0].text
 
 

@@ -28,9 +28,9 @@ OPERATE_CONTACTS: tuple[Contact, ...] = (
     Contact(
         T + "_validate_one_request",
         "self obj input_ids",
-        "refuses token ids outside the vocabulary, which would end the scheduler",
+        "refuses what would end the scheduler: token ids outside the vocabulary, too many log-probs",
         "before",
-        "sglang_ddtree.operate.token_ids.validate_one_request",
+        "sglang_ddtree.operate.admission.validate_one_request",
     ),
     Contact(T + "sigterm_watchdog", "self", "drains without a limit", "around", D + "sigterm_watchdog"),
     Contact(T + "auto_create_handle_loop", "self", "SIGTERM is handled from the first second of HTTP on"),

@@ -45,7 +45,7 @@ def copy_logits_to_buffer(
         or not is_ddtree(get_server_args())
     ):
         return original(processor, logits, metadata, use_buffer)
-    return logits[:, : processor.vocab_size]
+    return logits[:, : processor.vocab_size].contiguous()
 
 
 def reads_only_argmax(batch: ScheduleBatch) -> bool:

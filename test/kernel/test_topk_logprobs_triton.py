@@ -64,11 +64,13 @@ def test_few_narrow_columns(vocab, k, dtype):
         assert_same(topk_logprobs_small(x, k), reference.topk_logprobs(x, k, 0))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    DEVICE == "cpu", reason="a CPU flushes such numbers to zero once some library has asked it to"
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_subnormal_values_differ(dtype):
     """None of them is taken for zero."""
-    if DEVICE == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("the interpreter converts these numbers to bf16 wrongly")
     bits = torch.arange(1, 101, dtype=torch.int16, device=DEVICE)
     logits = torch.stack([bits.view(dtype), bits.flip(0).view(dtype), -bits.view(dtype)])
     assert_same(topk_logprobs_small(logits, 8), reference.topk_logprobs(logits, 8, 0))

@@ -202,11 +202,7 @@ class DDTreeWorker(DFlashWorkerV2):
                 batch=None, forward_batch=verify_batch, is_verify=True
             ).logits_output
 
-        if not reads_only_argmax(batch):
-            out.next_token_logits = out.next_token_logits.float()
-        tokens = self._target_tokens(
-            batch, out.next_token_logits, verify_input, grammar_tree, grammar_barrier
-        )
+        tokens = self._target_tokens(batch, out, verify_input, grammar_tree, grammar_barrier)
         accepted = accept_tree(tree, tokens, slots[:, : self.num_rows].contiguous(), self.horizon)
         if batch.return_logprob:
             self._logprobs(batch, out, tokens, accepted)
@@ -287,10 +283,14 @@ class DDTreeWorker(DFlashWorkerV2):
             self.penalties = OutputPenalties(num_slots, vocab_size, self.device)
         self.penalties.begin(batch, first_tokens)
 
-    def _target_tokens(self, batch, logits, verify_input, grammar_tree, grammar_barrier) -> torch.Tensor:
-        """The target's token after every row, int64 [bs, N]."""
+    def _target_tokens(self, batch, out, verify_input, grammar_tree, grammar_barrier) -> torch.Tensor:
+        """The target's token after every row, int64 [bs, N]; logits that are more than their argmax become fp32."""
         info = batch.sampling_info
-        if self.penalties is not None and any(map(is_penalised, batch.reqs)):
+        penalised = self.penalties is not None and any(map(is_penalised, batch.reqs))
+        if penalised or not reads_only_argmax(batch):
+            out.next_token_logits = out.next_token_logits.float()
+        logits = out.next_token_logits
+        if penalised:
             self.penalties.apply(logits, verify_input.tree, batch.req_pool_indices.long())
         if grammar_tree is not None:
             mask = build_grammar_vocab_mask(

@@ -18,23 +18,23 @@ FEW_KEYS = tl.constexpr(8)  # 16 take 20 s to compile, and 32 minutes
 
 @triton.jit
 def ordered(x):
-    """int32 that orders as the float x does; -0.0 becomes 0.0. At most 16 bits are used by a 16-bit float."""
-    if x.dtype.primitive_bitwidth == 32:
-        bits = x.to(tl.int32, bitcast=True)
-        order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    else:
-        bits = x.to(tl.int16, bitcast=True).to(tl.int32)
-        order = bits ^ ((bits >> 15) & 0x7FFF)
+    """int32 that orders as fp32 x does; -0.0 becomes 0.0."""
+    bits = x.to(tl.int32, bitcast=True)
+    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return tl.where(order == -1, 0, order)
 
 
 @triton.jit
 def _key(x, column):
-    """Larger for a larger value, then for a smaller column; int32 for a 16-bit x, else int64."""
+    """Larger for a larger value (-0.0 is 0.0), then for a smaller column; int32 for a 16-bit x, else int64."""
     if x.dtype.primitive_bitwidth == 32:
         return (ordered(x).to(tl.int64) << 32) | (0x7FFFFFFF - column)
     else:
-        return (ordered(x) << 16) | (0xFFFF - column)
+        bits = x.to(tl.int16, bitcast=True).to(tl.int32) << 16
+        # The bits of a bfloat16 of this value, or of some other number, and of the same zeros, for a float16.
+        bits = (bits.to(tl.float32, bitcast=True) + 0.0).to(tl.int32, bitcast=True)
+        high = bits ^ ((bits >> 31) & 0x7FFF0000)
+        return high | (~column & 0xFFFF)
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def _best_columns(x, groups, exists, place, K: tl.constexpr, GROUP: tl.constexpr
         top = tl.max(key)
         best = tl.where(place == i, top, best)
         key = tl.where(key == top, NOTHING, key)
-    among = 0xFFFF - (best & 0xFFFF)
+    among = _key_position(best)
     # The group that has this rank: no two that exist have the same.
     has_rank = rank[None, :] == (among // GROUP)[:, None]
     group = tl.sum(tl.where(has_rank & (place < K)[None, :], groups[None, :], 0), 1)
@@ -145,19 +145,11 @@ def _load(x, start, SIZE: tl.constexpr, end, ALL: tl.constexpr):
 
 @triton.jit
 def _keys(values, start, position, SIZE: tl.constexpr, end, ALL: tl.constexpr):
-    """int32 keys of 16-bit `values` from `_load`, the first of them at `position`.
-
-    A key is larger for a larger value, then for a smaller position. -0.0 and 0.0 are one value.
-    """
+    """int32 keys of 16-bit `values` from `_load`, the first of them at `position`."""
     keys = ()
     for i in tl.static_range(len(values)):
         at = i * LANES + tl.arange(0, LANES)
-        bits = values[i].to(tl.int16, bitcast=True).to(tl.int32) << 16
-        # The bits of a bfloat16 of this value, or of some other number, and of the same zeros, for a float16.
-        bits = (bits.to(tl.float32, bitcast=True) + 0.0).to(tl.int32, bitcast=True)
-        high = bits ^ ((bits >> 31) & 0x7FFF0000)
-        key = high | (~(position + at) & 0xFFFF)
-        keys += (tl.where(_exists(at, start, SIZE, end, ALL), key, NOTHING),)
+        keys += (tl.where(_exists(at, start, SIZE, end, ALL), _key(values[i], position + at), NOTHING),)
     return keys
 
 

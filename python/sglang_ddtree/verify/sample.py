@@ -17,7 +17,6 @@ from sglang.srt.runtime_context import get_server_args
 from sglang_ddtree_kernel.accept_tree import greedy_tokens
 
 from sglang_ddtree.server_args import is_ddtree
-from sglang_ddtree.verify.penalties import is_penalised
 
 if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessor
@@ -37,7 +36,7 @@ def copy_logits_to_buffer(
 ) -> torch.Tensor:
     """Hook around the copy to fp32, which would read and write more than the argmax of all rows does.
 
-    The worker converts them where `reads_only_argmax` is false: a captured forward cannot know.
+    The worker converts them where more is wanted, which a captured forward cannot know.
     """
     if (
         processor.final_logit_softcapping
@@ -49,14 +48,13 @@ def copy_logits_to_buffer(
 
 
 def reads_only_argmax(batch: ScheduleBatch) -> bool:
-    """Are the logits of this batch neither changed nor sampled nor returned?"""
+    """Are the logits of this batch, penalties aside, neither changed nor sampled nor returned?"""
     info = batch.sampling_info
     return info.is_all_greedy and not (
         batch.return_logprob
         or batch.has_grammar
         or info.logit_bias is not None
         or info.has_custom_logit_processor
-        or any(map(is_penalised, batch.reqs))
     )
 
 
